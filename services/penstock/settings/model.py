@@ -30,8 +30,6 @@ from penstock.settings.values import DAY, HTTP, PREFIX, is_loopback, masked, nam
 
 T = TypeVar("T")
 LONGEST_SEALED_BYTES = 700_000  # of a text: encrypted and in base64 it still fits a message
-_REQUEST_ROOM_BYTES = 65_536  # for what surrounds a payload
-_PACKED_LIMIT = 10_000  # above what schedulers and workers pack into one message
 _SCHEMAS_OF_POSTGRES = ("public", "information_schema")
 _VERIFYING = ("verify-ca", "verify-full")
 _SSL_PARAMETERS = (
@@ -256,31 +254,32 @@ class Settings(pydantic.BaseModel):
     @property
     def require_database_url(self) -> str:
         """The database URL in clear. Raises SettingsError when there is none."""
-        if self.database_url is None:
+        url = self._with_parameters(self.database_url)
+        if url is None:
             raise SettingsError(
                 f"{PREFIX}DATABASE_URL is not set: set it to postgresql://user:password@host:5432/name, "
                 "or run `penstock up`, which brings a Postgres of its own"
             )
-        return self._with_parameters(self.database_url.get_secret_value())
+        return url
 
     @property
     def listen_url(self) -> str | None:
         """The URL to listen at, in clear; None for that of the database."""
-        if self.database_listen_url is None:
-            return None
-        return self._with_parameters(self.database_listen_url.get_secret_value())
+        return self._with_parameters(self.database_listen_url)
 
     @property
     def read_url(self) -> str | None:
         """The URL of the replica, in clear; of several hosts one that is a replica."""
-        if self.database_read_url is None:
-            return None
-        url = self.database_read_url.get_secret_value()
-        return self._with_parameters(url, target_session_attrs="prefer-standby" if "," in urlsplit(url).netloc else "")
+        return self._with_parameters(self.database_read_url, of_several_hosts="prefer-standby")
 
-    def _with_parameters(self, url: str, **others: str) -> str:
+    def _with_parameters(self, secret: SecretStr | None, of_several_hosts: str | None = None) -> str | None:
+        if secret is None:
+            return None
+        url = secret.get_secret_value()
         given = query_of(url)
-        wanted = self._ssl_parameters() | {name: value for name, value in others.items() if value}
+        wanted = self._ssl_parameters()
+        if of_several_hosts is not None and "," in urlsplit(url).netloc:
+            wanted["target_session_attrs"] = of_several_hosts
         more = urlencode({name: value for name, value in wanted.items() if name not in given})
         if not more:
             return url
@@ -307,23 +306,20 @@ class Settings(pydantic.BaseModel):
         mode = given.get("sslmode", self.database_ssl_mode or "prefer")
         if self.database_ssl_cert is not None and mode == "disable":
             yield "database_ssl_cert is not looked at with the mode disable: set database_ssl_mode to verify-full"
-        yield from self._password_problems(mode)
-        if self.database_ssl_root_cert is not None and mode in ("disable", "allow", "prefer"):
-            yield f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
-
-    def _password_problems(self, ssl_mode: str) -> Iterator[str]:
-        given = [name for name in _PASSWORDS if getattr(self, name)]
+        passwords = [name for name in _PASSWORDS if getattr(self, name)]
         urls = [
             url.get_secret_value()
             for url in (self.database_url, self.database_listen_url, self.database_read_url)
             if url is not None
         ]
-        if given and any(urlsplit(url).password or "password" in query_of(url) for url in urls):
-            given.append("the password of a URL")
-        if len(given) > 1:
-            yield f"{' and '.join(given)} give a password each: keep one of them"
-        if self.database_iam and ssl_mode in ("disable", "allow", "prefer"):
-            yield f"database_iam needs TLS, and the mode is {ssl_mode}: set database_ssl_mode to verify-full"
+        if passwords and any(urlsplit(url).password or "password" in query_of(url) for url in urls):
+            passwords.append("the password of a URL")
+        if len(passwords) > 1:
+            yield f"{' and '.join(passwords)} give a password each: keep one of them"
+        if self.database_iam and mode in ("disable", "allow", "prefer"):
+            yield f"database_iam needs TLS, and the mode is {mode}: set database_ssl_mode to verify-full"
+        if self.database_ssl_root_cert is not None and mode in ("disable", "allow", "prefer"):
+            yield f"database_ssl_root_cert is not looked at with the mode {mode}: set database_ssl_mode to verify-full"
 
     # Queues
 
@@ -419,22 +415,6 @@ class Settings(pydantic.BaseModel):
         if self.kafka_brokers is None:
             raise SettingsError(f"{PREFIX}KAFKA_BROKERS is not set: set it to host:port of one broker, or of several")
         return self.kafka_brokers
-
-    def _connection_problems(self) -> Iterator[str]:
-        yield from self._database_problems()
-        scheme = self.transport.scheme
-        for name in ("inbound_queue", "outbound_queue", "results_queue"):
-            value = getattr(self, name)
-            if scheme != "sqs" and "://" in value:
-                yield f"{name} {value} is a URL of SQS, and transport_url begins with {scheme}://: name the queue"
-        protocol = self.kafka_security_protocol
-        if protocol.startswith("sasl") and (self.kafka_sasl_username is None or self.kafka_sasl_password is None):
-            yield f"kafka_security_protocol {protocol} needs kafka_sasl_username and kafka_sasl_password"
-        if not protocol.startswith("sasl") and self.kafka_sasl_password is not None:
-            yield f"kafka_sasl_password is not sent with {protocol}: set kafka_security_protocol to sasl_ssl"
-        files = (self.kafka_ssl_ca_file, self.kafka_ssl_certificate_file, self.kafka_ssl_key_file)
-        if not protocol.endswith("ssl") and any(files):
-            yield f"kafka_ssl_* is not looked at with {protocol}: set kafka_security_protocol to ssl"
 
     # Attempts
 
@@ -660,23 +640,6 @@ class Settings(pydantic.BaseModel):
     trace_url: OrUnset[Annotated[str, _TRACE_URL]] = None
     """The dashboard's link to a trace, `{trace_id}` standing for its id; unset: no link."""
 
-    def _process_problems(self) -> Iterator[str]:
-        if self.retry_cap_seconds < self.retry_base_seconds:
-            yield "retry_cap_seconds must be at least retry_base_seconds"
-        if self.stale_after_seconds <= self.heartbeat_seconds:
-            yield "stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice"
-        if not is_loopback(self.http_host) and not self.needs_keys:
-            yield (
-                f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first, "
-                f"or {PREFIX}API_REQUIRE_KEYS=true"
-            )
-        if self.dashboard_alb_arn is not None and not self.needs_keys:
-            yield f"dashboard_alb_arn needs {PREFIX}API_REQUIRE_KEYS=true: without keys every caller may do everything"
-        if self.dashboard_alb_arn is not None and not self.dashboard_alb_groups:
-            yield "dashboard_alb_arn needs dashboard_alb_groups, without which it admits no user"
-        if self.api_rate_burst is not None and self.api_rate_limit is None:
-            yield "api_rate_burst needs api_rate_limit"
-
     # Limits on input
 
     payload_limit_bytes: Annotated[int, Field(ge=2, le=900_000)] = 262144
@@ -731,7 +694,7 @@ class Settings(pydantic.BaseModel):
     @property
     def packed_limit(self) -> int:
         """Entries in a body of the outbound or the results queue, which schedulers and workers pack."""
-        return max(self.batch_limit, _PACKED_LIMIT)
+        return max(self.batch_limit, 10_000)  # above what they pack into one message
 
     @property
     def largest_payload_bytes(self) -> int:
@@ -753,7 +716,7 @@ class Settings(pydantic.BaseModel):
         """The limit of a request's body: one payload of the greatest size has room in it."""
         if self.payload_bucket is None:
             return self.request_limit_bytes
-        return max(self.request_limit_bytes, self.payload_max_bytes + _REQUEST_ROOM_BYTES)
+        return max(self.request_limit_bytes, self.payload_max_bytes + 65_536)  # for what surrounds a payload
 
     # Deliveries
 
@@ -866,23 +829,49 @@ class Settings(pydantic.BaseModel):
     chaos_seed: OrUnset[int] = None
     """The same seed gives the same faults in each process; unset: new ones at each start."""
 
-    def _feature_problems(self) -> Iterator[str]:
+    def _problems(self) -> Iterator[str]:
+        yield from self._database_problems()
+        scheme = self.transport.scheme
+        for name in ("inbound_queue", "outbound_queue", "results_queue"):
+            value = getattr(self, name)
+            if scheme != "sqs" and "://" in value:
+                yield f"{name} {value} is a URL of SQS, and transport_url begins with {scheme}://: name the queue"
+        protocol = self.kafka_security_protocol
+        if protocol.startswith("sasl") and (self.kafka_sasl_username is None or self.kafka_sasl_password is None):
+            yield f"kafka_security_protocol {protocol} needs kafka_sasl_username and kafka_sasl_password"
+        if not protocol.startswith("sasl") and self.kafka_sasl_password is not None:
+            yield f"kafka_sasl_password is not sent with {protocol}: set kafka_security_protocol to sasl_ssl"
+        files = (self.kafka_ssl_ca_file, self.kafka_ssl_certificate_file, self.kafka_ssl_key_file)
+        if not protocol.endswith("ssl") and any(files):
+            yield f"kafka_ssl_* is not looked at with {protocol}: set kafka_security_protocol to ssl"
+        if self.retry_cap_seconds < self.retry_base_seconds:
+            yield "retry_cap_seconds must be at least retry_base_seconds"
+        if self.stale_after_seconds <= self.heartbeat_seconds:
+            yield "stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice"
+        if not is_loopback(self.http_host) and not self.needs_keys:
+            yield (
+                f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first, "
+                f"or {PREFIX}API_REQUIRE_KEYS=true"
+            )
+        if self.dashboard_alb_arn is not None and not self.needs_keys:
+            yield f"dashboard_alb_arn needs {PREFIX}API_REQUIRE_KEYS=true: without keys every caller may do everything"
+        if self.dashboard_alb_arn is not None and not self.dashboard_alb_groups:
+            yield "dashboard_alb_arn needs dashboard_alb_groups, without which it admits no user"
+        if self.api_rate_burst is not None and self.api_rate_limit is None:
+            yield "api_rate_burst needs api_rate_limit"
         for name in ("payload_limit_bytes", "result_limit_bytes"):
             if self.payload_keys and getattr(self, name) > LONGEST_SEALED_BYTES:
                 yield f"{name} may be at most {LONGEST_SEALED_BYTES} with payload_keys, for what is encrypted is longer"
         if self.payload_bucket is not None and self.payload_max_bytes < self.payload_threshold_bytes:
             yield "payload_max_bytes must be at least payload_threshold_bytes"
+        for one, other in _PAIRS:
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                yield f"{one} and {other} go together"
 
     @pydantic.model_validator(mode="after")
     def _fit_together(self) -> Self:
         """Reports all errors at once."""
-        alone = [pair for pair in _PAIRS if [getattr(self, name) for name in pair].count(None) == 1]
-        problems = [
-            *self._connection_problems(),
-            *self._process_problems(),
-            *self._feature_problems(),
-            *(f"{one} and {other} go together" for one, other in alone),
-        ]
+        problems = [*self._problems()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
