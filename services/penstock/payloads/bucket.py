@@ -18,7 +18,6 @@ from penstock.protocol.sealed import OBJECT_NAME
 from penstock.runtime.aws import AwsClient
 from penstock.settings.payload_texts import parse_bucket_url
 
-DELETED_AT_ONCE = 1000  # of one DeleteObjects
 OFFERED = "offered/"
 """The folder of what clients upload."""
 
@@ -54,8 +53,8 @@ class Bucket:
 
     async def put(self, name: str, body: bytes) -> None:
         """Store an object under a new name; one that is there is never overwritten, for it is of an earlier try."""
-        options = {"ContentType": "application/octet-stream", "IfNoneMatch": "*"}
-        await self._call("put_object", Key=self._key(name), Body=body, **options)
+        kind = "application/octet-stream"
+        await self._call("put_object", Key=self._key(name), Body=body, ContentType=kind, IfNoneMatch="*")
 
     async def get(self, name: str, limit: int) -> bytes:
         """Raises PayloadLost for a missing object, or one over the limit in bytes."""
@@ -72,7 +71,7 @@ class Bucket:
         return data
 
     async def delete(self, names: Sequence[str]) -> set[str]:
-        """Delete up to DELETED_AT_ONCE objects; returns the names deleted, missing ones included."""
+        """Delete up to 1000 objects; returns the names deleted, missing ones included."""
         objects = [{"Key": self._key(name)} for name in names]
         answer = await self._call("delete_objects", Delete={"Objects": objects, "Quiet": True})
         return set(names) - {error["Key"].removeprefix(self._prefix) for error in answer.get("Errors", [])}

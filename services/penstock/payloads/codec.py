@@ -55,11 +55,10 @@ class Cipher:
             from cryptography.exceptions import InvalidTag
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         self._invalid = InvalidTag
-        read = [read_key(text) for text in keys]
         self._make = AESGCM
         self._binds_tenants = binds_tenants
-        self.keys = {fingerprint(key): key for key in read}
-        self.key_id = fingerprint(read[0])
+        self.keys = {fingerprint(key): key for key in map(read_key, keys)}
+        self.key_id = next(iter(self.keys))
 
     def encrypt(self, data: bytes, aad: str | TenantAad) -> bytes:
         """Return magic, salt and ciphertext."""

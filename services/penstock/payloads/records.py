@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -29,25 +30,22 @@ def encrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:
     """Encrypt a JSON-RPC error, if not done yet: message, traceback and other data, but not code, type and hints."""
     if not codec.encrypts:
         return error
-    try:
-        decoded: Any = decode_any(error)
-    except (ValueError, RecursionError):
-        decoded = {}
-    decoded = decoded if isinstance(decoded, dict) else {}
-    data = decoded.get("data") if isinstance(decoded.get("data"), dict) else {}
-    if _sealed_in(decoded) is not None or data.get("not_begun") is True:
+    decoded, data = _members_of(error)
+    if is_sealed(json.dumps(data.get("sealed"))) or data.get("not_begun") is True:
         return error
     kept = {name: data[name] for name in _CLEAR if name in data}
     kept["sealed"] = json.loads(codec.encode(error, aad_of("error", task_id)))
     return json.dumps({"code": decoded.get("code", 0), "message": "encrypted", "data": kept})
 
 
-def _sealed_in(error: Any) -> str | None:
-    """The encrypted text in a decoded error."""
-    data = error.get("data") if isinstance(error, dict) else None
-    sealed = data.get("sealed") if isinstance(data, dict) else None
-    text = json.dumps(sealed) if isinstance(sealed, str) else ""
-    return text if is_sealed(text) else None
+def _members_of(error: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The members of an error and those of its data, none of what is no object."""
+    decoded: Any = None
+    with suppress(ValueError, RecursionError):
+        decoded = decode_any(error)
+    decoded = decoded if isinstance(decoded, dict) else {}
+    data = decoded.get("data")
+    return decoded, data if isinstance(data, dict) else {}
 
 
 def encrypt_note(codec: PayloadCodec, task_id: int, note: str | None) -> str | None:
@@ -69,8 +67,8 @@ def encrypt_progress(codec: PayloadCodec, task_id: int, detail: str | None) -> s
 
 def decrypt_error(codec: PayloadCodec, task_id: int, error: str) -> str:
     """Decrypt an error object, as JSON text. Raises PayloadUnavailable, PayloadLost."""
-    sealed = _sealed_in(decode_any(error)) if '"penstock+sealed:' in error else None
-    return error if sealed is None else codec.decode_inline(sealed, aad_of("error", task_id))
+    sealed = json.dumps(_members_of(error)[1].get("sealed")) if '"penstock+sealed:' in error else ""
+    return codec.decode_inline(sealed, aad_of("error", task_id)) if is_sealed(sealed) else error
 
 
 async def load_outcome(codec: PayloadCodec, row: Row) -> Row:

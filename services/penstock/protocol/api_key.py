@@ -185,11 +185,9 @@ def check_actions(actions: Collection[str]) -> None:
 def own_tenant(given: str | None) -> str | None:
     """The tenant that the caller means: the one that it is bound to, or any. Raises InvalidParams for another one."""
     bound = bound_to()
-    if bound is None:
-        return given
-    if given is not None and given != bound:
+    if bound is not None and given not in (None, bound):
         raise InvalidParams("tenant", f"must be {bound!r}, to which this API key is bound, not {given!r}")
-    return bound
+    return given if bound is None else bound
 
 
 def narrow_tenant(command: Any) -> Any:

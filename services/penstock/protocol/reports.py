@@ -351,13 +351,11 @@ class _Decoder:
                     return self._progress(response.params)
                 case "shared_result":
                     return self._shared(msgspec.json.decode(response.params, type=_SharedParams))
-                case "wait":
-                    return self._put_off(response, _WaitParams)
+                case "wait" | "suspend":
+                    return self._put_off(response)
                 case "step":
                     claim_id = self._claim_of(msgspec.json.decode(response.params, type=_ClaimParams).id)
                     return Stepped(*claim_id, self._stored(decode_entry(response.params)), self.worker)
-                case "suspend":
-                    return self._put_off(response, _SuspendParams)
                 case "output":
                     part, text = decode_part(response.params)
                     return Output(*self._claim_of(part.id), part.number, text, part.dropped, self.worker)
@@ -487,15 +485,15 @@ class _Decoder:
             text = self._decoded(bytes(entry.error or entry.result), entry.encoding)
         return entry.with_value(text, None)
 
-    def _put_off(self, response: Response, kind: type[_WaitParams | _SuspendParams]) -> Waiting | Suspended | Failed:
+    def _put_off(self, response: Response) -> Waiting | Suspended | Failed:
         """One that makes no sense is a failed attempt: its worker has ended it and will not report again."""
         claim_id = self._claim_of(msgspec.json.decode(response.params, type=_ClaimParams).id)
+        kind: type[_WaitParams | _SuspendParams] = _WaitParams if response.method == "wait" else _SuspendParams
         try:
             params = msgspec.json.decode(response.params, type=kind)
         except ValueError as exc:
-            name = "wait" if kind is _WaitParams else "suspend"
-            problem = f"the worker's {name} makes no sense: {short_reason(exc)}"
-            error = error_text(INVALID_PARAMS, problem, type=f"Bad{name.title()}", message=problem)
+            problem = f"the worker's {response.method} makes no sense: {short_reason(exc)}"
+            error = error_text(INVALID_PARAMS, problem, type=f"Bad{str(response.method).title()}", message=problem)
             return Failed(*claim_id, None, error, NO_HINTS, None, self.worker)
         steps = self._steps(response)
         if isinstance(params, _SuspendParams):
@@ -557,11 +555,9 @@ def _with_number(error: bytes, code: str) -> str:
 
 
 def _hints(error: _Error) -> Hints:
-    data = bytes(error.data)
     hints = NO_HINTS
-    if data.startswith(b"{"):
-        with suppress(ValueError):
-            hints = msgspec.json.decode(data, type=Hints)
+    with suppress(ValueError):
+        hints = msgspec.json.decode(error.data, type=Hints)
     # What any JSON-RPC server answers to a method that it does not have.
     return msgspec.structs.replace(hints, unknown_action=True) if error.code == METHOD_NOT_FOUND else hints
 

@@ -128,12 +128,10 @@ def decode_body(body: bytes | str, *, batch_limit: int, may_be_sealed: bool = Fa
             if 0 < len(requests) <= batch_limit and not any(_fault(one, may_be_sealed) for one in requests):
                 return Body(True, [*requests])
     is_batch, parts = split_body(text, batch_limit=batch_limit)
-    if is_batch:
-        return Body(True, [decode_request(part, may_be_sealed=may_be_sealed) for part in parts])
-    only = decode_request(parts[0], may_be_sealed=may_be_sealed)
-    if isinstance(only, Invalid) and isinstance(only.error, ParseError):
-        raise only.error
-    return Body(False, [only])
+    entries = [decode_request(part, may_be_sealed=may_be_sealed) for part in parts]
+    if not is_batch and isinstance(entries[0], Invalid) and isinstance(entries[0].error, ParseError):
+        raise entries[0].error
+    return Body(is_batch, entries)
 
 
 def decode_task_requests(body: str, *, batch_limit: int) -> Sequence[TaskRequest | Request | Invalid]:

@@ -147,9 +147,7 @@ OUTPUT_ENTRIES = _counter(
 HELD_MESSAGES = _gauge("held_messages", "Outbound messages received and not yet deleted")
 PROCESSES = _gauge("processes", "Child processes for handlers, by state (idle, busy)", ["state"])
 PROCESS_ENDS = _counter(
-    "process_ends_total",
-    "Child processes that ended, by reason (recycled, memory, timeout, died, stopped)",
-    ["reason"],
+    "process_ends_total", "Child processes that ended, by reason (recycled, memory, timeout, died, stopped)", ["reason"]
 )
 PROCESS_PEAK_BYTES = _histogram(
     "process_peak_bytes", "Peak memory of child processes that ended", buckets=[2.0**power for power in range(25, 37)]

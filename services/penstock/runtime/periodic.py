@@ -18,8 +18,7 @@ class Pauses:
     """Random pauses, of at least half of a bound that doubles. failures: pauses since the start or last success."""
 
     def __init__(self, first_seconds: float = 0.2, longest_seconds: float = 10.0) -> None:
-        self._first_seconds = min(first_seconds, longest_seconds)
-        self._longest_seconds = longest_seconds
+        self._backoff = Backoff(min(first_seconds, longest_seconds), 2.0, longest_seconds, jitter=0.5)
         self.failures = 0
 
     @property
@@ -30,7 +29,7 @@ class Pauses:
     def next_seconds(self) -> float:
         """Count a failure; returns the pause until the next try."""
         self.failures += 1
-        return Backoff(self._first_seconds, 2.0, self._longest_seconds, jitter=0.5).delay_seconds(self.failures)
+        return self._backoff.delay_seconds(self.failures)
 
     def reset(self) -> None:
         self.failures = 0

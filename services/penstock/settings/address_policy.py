@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?")
@@ -59,10 +58,9 @@ class AddressPolicy:
 
     def refusal(self, address: str) -> str | None:
         """Why an address may not be reached, such as "private"; None where it may. Raises ValueError for no address."""
-        found = ipaddress.ip_address(address)
-        forms: list[Address] = [found]
-        if any(found in block for block in _CARRIES_IPV4):
-            forms.append(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
+        forms = [ipaddress.ip_address(address)]
+        if any(forms[0] in block for block in _CARRIES_IPV4):
+            forms.append(ipaddress.IPv4Address(int(forms[0]) & 0xFFFFFFFF))
         if any(form in network for form in forms for network in self._networks):
             return None
         # The address that it leads to decides.

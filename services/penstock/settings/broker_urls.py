@@ -65,8 +65,7 @@ def parse_broker_url(url: str) -> BrokerUrl:
     if kind == "kafka" and (credentials or parts.path not in ("", "/") or options):
         raise problem
     password = credentials.partition(":")[2]
-    secrets = {password, unquote(password)}
-    secrets |= {value for name, value in options if _SECRET.search(name)}
+    secrets = {password, unquote(password), *(value for name, value in options if _SECRET.search(name))}
     return BrokerUrl(kind, scheme, hosts, parts.path, frozenset(secrets - {""}), url)
 
 
