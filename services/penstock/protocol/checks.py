@@ -24,12 +24,9 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A note on a field of a method's parameters: the check that its value passes, unless that is None.
+    """On a field of a method's parameters: the check of its value, unless that is None. Raises InvalidParams."""
 
-    check: given the value and the field's name. Raises InvalidParams.
-    """
-
-    check: Callable[[Any, str], object]
+    check: Callable[[Any, str], object]  # given the value and the field's name
 
 
 def between(low: float, high: float, unit: str = "") -> Checked:

@@ -190,8 +190,7 @@ class QueueAway(RpcError, code=-32010):
 
 class StateConflict(RpcError, code=STATE_CONFLICT):
     """The task's state forbids it; data.state is that state; a retry names data.holder, which has the unique key, or
-    data.workflow, of which it is a step.
-    """
+    data.workflow, of which it is a step."""
 
     def __init__(self, task_id: int, state: str, verb: str, reason: str = "", **more: Any) -> None:
         message = f"Task {task_id} is {state}; it cannot be {verb}{reason}"

@@ -112,9 +112,7 @@ def is_deeper(raw: str, depth: int = MAX_DEPTH) -> bool:
 
 def check_payload(raw: str, field: str = "payload", limit: int = sys.maxsize) -> None:
     """Check that JSON text can be stored, sent and read by any worker, without its values. limit: in bytes of UTF-8.
-
-    Raises InvalidParams, TooLarge.
-    """
+    Raises InvalidParams, TooLarge."""
     check_json(raw, field, limit)
     first = raw.lstrip()[0]
     if first not in "{[":

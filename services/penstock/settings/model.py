@@ -409,13 +409,6 @@ class Settings(pydantic.BaseModel):
     kafka_session_timeout_seconds: Annotated[float, Field(ge=1, le=1800)] = 45
     """Partitions of a dead process are assigned to others after this."""
 
-    @property
-    def require_kafka_brokers(self) -> str:
-        """The brokers. Raises SettingsError when there are none."""
-        if self.kafka_brokers is None:
-            raise SettingsError(f"{PREFIX}KAFKA_BROKERS is not set: set it to host:port of one broker, or of several")
-        return self.kafka_brokers
-
     # Attempts
 
     max_attempts: Annotated[Count, Field(le=1000)] = 10

@@ -29,9 +29,11 @@ def confluent() -> Any:
 
 def client_config(settings: Settings) -> dict[str, Any]:
     """The options of every client, secrets included: never show them. Raises SettingsError."""
+    if settings.kafka_brokers is None:
+        raise SettingsError("PENSTOCK_KAFKA_BROKERS is not set: set it to host:port of one broker, or of several")
     sasl, key = settings.kafka_sasl_password, settings.kafka_ssl_key_password
     config = {
-        "bootstrap.servers": settings.require_kafka_brokers,
+        "bootstrap.servers": settings.kafka_brokers,
         "client.id": "penstock",
         "security.protocol": settings.kafka_security_protocol,
         "sasl.mechanism": settings.kafka_sasl_mechanism if sasl else None,
