@@ -376,10 +376,8 @@ class _Decoder:
             error = b""  # as in JSON-RPC 1.0: both members, one of them null
         if result == b"null" and error:
             result = b""
-        if result and error:
-            raise _EntryError("holds both result and error")
-        if not result and not error:
-            raise _EntryError("holds neither result nor error")
+        if bool(result) == bool(error):
+            raise _EntryError("holds both result and error" if result else "holds neither result nor error")
         if response.id is None:
             raise _EntryError("holds no id")
         whose = self._whose(response.id, result or error)

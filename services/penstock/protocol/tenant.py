@@ -33,9 +33,8 @@ def own_key(key: Key) -> Key:
 
 def check_stored(key: str, name: str, *, check: Callable[[str, str], object]) -> None:
     """Check a key that may be a stored one. check: of the key without the tenant. Raises InvalidParams."""
-    tenant = tenant_of_key(key)
-    read_tenant(tenant, name)
-    check(key if tenant is None else own_key(key), name)
+    read_tenant(tenant_of_key(key), name)
+    check(own_key(key), name)
 
 
 def tenant_of_key(key: str) -> str | None:

@@ -122,11 +122,10 @@ def _call(future: Future[Any], function: Callable[[], Any]) -> None:
 
 def in_own_thread(function: Callable[[], T]) -> Future[T]:
     """A call in a thread of its own, which does not hold up the end of the process, in the caller's context."""
-    threads = DaemonThreads()
-    try:
-        return threads.submit(contextvars.copy_context().run, function)
-    finally:
-        threads.shutdown(wait=False)  # its thread ends after the call
+    future: Future[T] = Future()
+    call = partial(contextvars.copy_context().run, function)
+    threading.Thread(target=_call, args=(future, call), name="asyncio_own", daemon=True).start()
+    return future
 
 
 class LoopThread(threading.Thread):
