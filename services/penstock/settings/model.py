@@ -927,6 +927,6 @@ def misspelt_variables(environ: Mapping[str, str] = os.environ) -> list[tuple[st
     """``PENSTOCK_*`` variables that are no setting but look like one: pairs of (seen, meant)."""
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     known |= {PREFIX + name for name in ("CONFIG", "UP_DATABASE_URL", "UP_TRANSPORT_URL")}  # read by the command line
-    unknown = [name for name in environ if name.startswith(PREFIX) and name not in known]
-    near = {name: nearest(name, known, cutoff=0.85) for name in unknown}
+    unknown = [name for name in environ if name.upper().startswith(PREFIX) and name.upper() not in known]
+    near = {name: nearest(name.upper(), known, cutoff=0.85) for name in unknown}
     return [(seen, meant) for seen, meant in near.items() if meant is not None]

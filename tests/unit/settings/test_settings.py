@@ -75,8 +75,10 @@ def test_a_misspelt_setting_in_the_file_is_a_mistake_with_the_nearest_name(tmp_p
 
 def test_misspelt_variables_are_found_and_foreign_ones_left_alone() -> None:
     seen = {"PENSTOCK_MAX_ATEMPTS": "1", "PENSTOCK_MAX_ATTEMPTS": "1", "PENSTOCK_CONFIG": "", "PENSTOCK_HOME_TOWN": "",
-            "MAX_ATEMPTS": "1", "PENSTOCK_UP_DATABASE_URL": "", "PENSTOCK_UP_TRANSPORT_URL": ""}  # fmt: skip
-    assert misspelt_variables(seen) == [("PENSTOCK_MAX_ATEMPTS", "PENSTOCK_MAX_ATTEMPTS")]
+            "MAX_ATEMPTS": "1", "PENSTOCK_UP_DATABASE_URL": "", "PENSTOCK_UP_TRANSPORT_URL": "", "penstock_config": "",
+            "penstock_log_level": "info", "penstock_log_levle": "info"}  # fmt: skip
+    meant = {"PENSTOCK_MAX_ATEMPTS": "PENSTOCK_MAX_ATTEMPTS", "penstock_log_levle": "PENSTOCK_LOG_LEVEL"}
+    assert dict(misspelt_variables(seen)) == meant
 
 
 def test_all_mistakes_are_told_at_once() -> None:
