@@ -22,8 +22,6 @@ OFFERED = "offered/"
 """The folder of what clients upload."""
 
 _QUEUES = "queues/"
-_QUEUE_MAX_CHARS = 800  # of a name of S3's 1024
-_MISSING = {"NoSuchKey", "404", "NotFound"}
 _PASSING = {
     "ConditionalRequestConflict", "SlowDown", "RequestTimeout", "ExpiredToken", "RequestTimeTooSkewed",
     "ThrottlingException",
@@ -34,7 +32,7 @@ _NAME = re.compile(OBJECT_NAME)
 def folder_of(queue: str) -> str:
     """The folder for the objects of tasks that workers receive from this queue, given by name or URL."""
     name = queue.rsplit("/", 1)[-1] if "://" in queue else queue
-    return f"{_QUEUES}{quote(name, safe='')[:_QUEUE_MAX_CHARS]}/"
+    return f"{_QUEUES}{quote(name, safe='')[:800]}/"  # of a name of S3's 1024 characters
 
 
 def new_name(folder: str) -> str:
@@ -130,7 +128,7 @@ class Bucket:
             if operation == "put_object" and code == "PreconditionFailed":
                 return None
             if operation == "get_object" and (
-                code in _MISSING or (status == 403 and await self._is_unlisted(params["Key"]))
+                code in ("NoSuchKey", "404", "NotFound") or (status == 403 and await self._is_unlisted(params["Key"]))
             ):
                 raise PayloadLost(f"its object {params['Key']} is not in {self.url}: it was deleted there") from None
             is_renewed = await self._client.renew(client, code)

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     from penstock.settings.model import Settings
 
-_CONCURRENT_CALLS = 16  # bounds memory and connections
-_TAKEN_AT_ONCE = 4  # payloads that are loaded and stored again, each held in between
-_OVERHEAD_BYTES = 64  # of encryption
 _MAGIC = b"PSK1"
 _TENANT_MAGIC = b"PSK2"  # of values of a tenant
 _SALT_BYTES = 28
@@ -133,8 +130,8 @@ class PayloadCodec:
             )
             self.threshold_bytes = settings.payload_threshold_bytes
             self._own_folder = folder_of(settings.outbound_queue)
-        self._calls = asyncio.Semaphore(_CONCURRENT_CALLS)
-        self.taking = asyncio.Semaphore(_TAKEN_AT_ONCE)
+        self._calls = asyncio.Semaphore(16)  # bounds memory and connections
+        self.taking = asyncio.Semaphore(4)  # for payloads that are loaded and stored again, each held in between
 
     @property
     def is_on(self) -> bool:
@@ -187,7 +184,7 @@ class PayloadCodec:
             raise missing_key(found.key_id)  # before megabytes are fetched in vain
         with counted("get") as count_bytes:
             async with self._calls:
-                data = await self.bucket.get(found.name, found.size + _OVERHEAD_BYTES)
+                data = await self.bucket.get(found.name, found.size + 64)  # bytes of encryption
         count_bytes(len(data))
         if hashlib.sha256(data).hexdigest() != found.digest:
             raise PayloadLost(f"its object {found.name} is not what was stored: it was changed")

@@ -17,7 +17,6 @@ MAX_IDS = 1000
 MAX_LIST = 1000
 LONGEST_DELAY_SECONDS = 100 * 366 * 86_400.0
 HIGHEST_ID = 2**63 - 1
-_END = datetime.max.replace(tzinfo=UTC)
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters that no name or key may hold: control characters, and surrogates, which Postgres cannot store."""
 
@@ -106,7 +105,7 @@ def read_instant(value: str | int | None, name: str = "run_at") -> datetime | No
         raise InvalidParams(name, f"must be {forms}, not {str(value)[:60]!r}") from None
     if instant.tzinfo is None:
         raise InvalidParams(name, f"needs a zone, such as Z or +01:00: {value!r}")
-    if not task.BEGINNING.run_at <= instant < _END:
+    if not task.BEGINNING.run_at <= instant < datetime.max.replace(tzinfo=UTC):
         # The driver writes the first instant of year 1 as minus infinity, before which no claim can begin to look, and
         # the last one there is as infinity, with which Postgres cannot calculate.
         raise InvalidParams(name, f"is out of range: {value!r}")

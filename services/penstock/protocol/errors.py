@@ -1,7 +1,5 @@
-"""The errors that Penstock raises on purpose; expected outcomes (duplicate, stale, empty) are return values.
-
-The first sentence of a JSON-RPC error stands in the OpenRPC document, too.
-"""
+"""The errors that Penstock raises on purpose; expected outcomes (duplicate, stale, empty) are return values. The first
+sentence of a JSON-RPC error stands in the OpenRPC document, too."""
 
 import math
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ from hmac import compare_digest
 from time import monotonic
 from typing import Any, NamedTuple
 
-_TOKEN_BYTES = 10
-
 
 class ClaimKey(NamedTuple):
     """seconds_left: until it expires; None: never."""
@@ -24,7 +22,7 @@ class Fence:
         self._checkers: list[tuple[Any, float]] = []
         for key in keys:
             until = math.inf if key.seconds_left is None else monotonic() + key.seconds_left
-            self._checkers.append((blake2b(key=key.secret, digest_size=_TOKEN_BYTES), until))
+            self._checkers.append((blake2b(key=key.secret, digest_size=10), until))
 
     def name(self, task_id: int, claim: int) -> str:
         """The claim id that a worker returns unchanged."""

@@ -15,26 +15,23 @@ from penstock.protocol.errors import InvalidParams, ParseError, TooLarge
 
 ABSENT = msgspec.Raw(b"")  # a member that a message does not have
 MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512 levels, and every worker must be able to read it
-_BODY_DEPTH = 900
 _PYTHON_LIMITS_DEPTH = sys.version_info < (3, 14)
 
-_SECRET = f'"{"*" * 10}"'  # as which pydantic writes a SecretStr and the like
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[{]}"')
 _CHUNK = 1024 * 1024
 
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_any = msgspec.json.Decoder().decode
-_DIGITS = 4300  # of an integer that Python converts
 
 
 def no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-# By the standard library, which is slower: a number beyond a double is infinite.
+# By the standard library, which is slower: a number beyond a double is infinite. Python converts 4300 digits at most.
 _decode_large = json.JSONDecoder(
-    parse_int=lambda text: int(text) if len(text) <= _DIGITS else float(text), parse_constant=no_constant
+    parse_int=lambda text: int(text) if len(text) <= 4300 else float(text), parse_constant=no_constant
 ).decode
 # Every escape of JSON text in order, so that text after an escaped backslash is not mistaken for one.
 # Group 1: what jsonb cannot store, NUL and half a surrogate pair.
@@ -102,7 +99,7 @@ def decode_any(raw: bytes | str) -> Any:
 
 def refuse_depth(text: str) -> None:
     """Raise RecursionError where Python before 3.14 does; newer ones decode as deep as their stack is large."""
-    if not _PYTHON_LIMITS_DEPTH and is_deeper(text, _BODY_DEPTH):
+    if not _PYTHON_LIMITS_DEPTH and is_deeper(text, 900):
         raise RecursionError("nested too deeply")
 
 
@@ -179,7 +176,7 @@ def foreign(value: Any) -> Any:
 def _in_clear(value: Any) -> Any:
     """As ``foreign``; raises TypeError for a secret of pydantic, which would be asterisks."""
     plain = foreign(value)
-    if _SECRET in json.dumps(plain):
+    if '"**********"' in json.dumps(plain):  # as which pydantic writes a SecretStr and the like
         raise TypeError(
             f"{type(value).__qualname__} holds a secret, which would be asterisks: give its get_secret_value()"
         )

@@ -3,12 +3,11 @@
 import difflib
 from collections.abc import Iterable
 
-_LONGEST_CHARS = 60  # difflib's time is quadratic, and the name may be megabytes long
-
 
 def nearest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The most similar known name; None if none is similar."""
-    near = difflib.get_close_matches(given[:_LONGEST_CHARS], known, n=1, cutoff=cutoff)
+    # Of the name's beginning alone: difflib's time is quadratic, and the name may be megabytes long.
+    near = difflib.get_close_matches(given[:60], known, n=1, cutoff=cutoff)
     return near[0] if near else None
 
 

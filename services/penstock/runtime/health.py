@@ -21,7 +21,6 @@ SATURATED = "ok, but saturated: "  # begins what /readyz says of a process that 
 _STALLED_AFTER_SECONDS = 30.0
 _REQUESTS_AT_ONCE = 16  # a thread each; a connection more is closed
 _WAIT_SECONDS = 0.5
-_REQUEST_SECONDS = 10  # each request has a thread, which one that never comes must not keep
 
 
 @dataclass
@@ -113,7 +112,7 @@ class HealthServer(ThreadingTCPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: HealthServer
-    timeout = _REQUEST_SECONDS
+    timeout = 10  # each request has a thread, which one that never comes must not keep
 
     def handle(self) -> None:
         with suppress(OSError):  # too slow, or gone: no one to answer, and not worth a traceback

@@ -29,7 +29,6 @@ _QUIET = dict.fromkeys(
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _LINES = re.compile(f"[{_CONTROL}]")
 _ONE_LINE = re.compile(f"[\t\n{_CONTROL}]")
-_BLANK = re.compile("[\0- ]")  # no character of a name in logfmt
 
 
 def setup_logging(process: str, *, level: str = "info", form: str = "logfmt") -> None:
@@ -179,7 +178,7 @@ class _Lines(logging.Formatter):
         try:
             line: str = self._render(None, "", event)
         except Exception:  # a name with a blank, NaN in JSON, a value without text: the line must not be lost for it
-            line = self._render(None, "", {_BLANK.sub("_", name): _text(value) for name, value in event.items()})
+            line = self._render(None, "", {re.sub("[\0- ]", "_", name): _text(value) for name, value in event.items()})
         # The renderer changes newlines alone; a value must not be able to forge a line of its own.
         return printable_json(line) if self._form == "json" else printable(line, one_line=True)
 

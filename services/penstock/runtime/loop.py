@@ -1,9 +1,5 @@
-"""What every process shares: start, repeat, stop.
-
-The loop repeats the passes of a :class:`Service`, backs off while Postgres or SQS is unavailable, and stops on a
-signal: the first lets the pass under way finish within the grace, the second leaves at once. One process may run
-several services, each in a loop of its own.
-"""
+"""What every process shares: passes of a :class:`Service`, with pauses while Postgres or SQS is unavailable, up to a
+signal: the first lets the passes under way finish within the grace, the second leaves at once."""
 
 import asyncio
 import gc

@@ -8,10 +8,8 @@ from penstock.protocol.errors import Unavailable
 from penstock.protocol.retry import Backoff
 from penstock.runtime.logs import log
 
-_REPORTED_EVERY = 10
 _RATE_MEMORY_SECONDS = 0.25
 _SHORTEST_DELAY_SECONDS = 0.002
-_SHARING = 12  # items of a send: with more, its calls cost next to nothing
 
 
 class Pauses:
@@ -24,7 +22,7 @@ class Pauses:
     @property
     def is_reported(self) -> bool:
         """Whether to log the failure before the next pause: the first one, then every tenth."""
-        return self.failures % _REPORTED_EVERY == 0
+        return self.failures % 10 == 0
 
     def next_seconds(self) -> float:
         """Count a failure; returns the pause until the next try."""
@@ -106,7 +104,9 @@ class Pace(Linger):
     """The time between two sends: that of a dozen items, at most longest_seconds, and none at a low rate."""
 
     def __init__(self, longest_seconds: float) -> None:
-        super().__init__(_SHARING, longest_seconds=longest_seconds)
+        super().__init__(
+            12, longest_seconds=longest_seconds
+        )  # with more items, the calls of a send cost next to nothing
         self._next_at = float("-inf")
 
     def turn_seconds(self) -> float:

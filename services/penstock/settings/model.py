@@ -114,11 +114,6 @@ def _schema_name(name: str) -> None:
         raise ValueError("must not be a function or a channel of Penstock, such as penstock_work")
 
 
-def _process_url(entry: str) -> str:
-    named_url(entry)
-    return entry.rstrip("/")
-
-
 def _named_secrets(entries: tuple[SecretStr, ...]) -> None:
     for position, entry in enumerate(entries, 1):
         name, _, secret = entry.get_secret_value().partition(":")
@@ -579,7 +574,7 @@ class Settings(pydantic.BaseModel):
     """The api serves its methods as tools of the Model Context Protocol at `/mcp`."""
     dashboard_session_seconds: Annotated[float, Field(ge=60, le=30 * DAY)] = 12 * 3600
     """Lifetime of a dashboard session that was opened with an API key."""
-    dashboard_processes: Listed[Annotated[str, AfterValidator(_process_url)]] = ()
+    dashboard_processes: Listed[Annotated[str, checked(named_url), AfterValidator(lambda url: url.rstrip("/"))]] = ()
     """Comma-separated base URLs of /readyz of processes, such as workers, whose state the dashboard shows;
     `http://host:9464`, or `worker-1=http://host:9464` to name one."""
     dashboard_alb_arn: OrUnset[Annotated[str, _LOAD_BALANCER]] = None

@@ -7,13 +7,13 @@ import secrets
 from urllib.parse import urlsplit
 
 KEY_BYTES = 32
-_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 def parse_bucket_url(url: str) -> tuple[str, str]:
     """``s3://bucket/prefix`` as the bucket and the prefix, which is empty or ends with a slash. Raises ValueError."""
     parts = urlsplit(url)
-    if parts.scheme != "s3" or not _BUCKET_NAME.fullmatch(parts.netloc) or parts.query or parts.fragment:
+    is_name = re.fullmatch("[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", parts.netloc)
+    if parts.scheme != "s3" or not is_name or parts.query or parts.fragment:
         raise ValueError(f"must be s3://bucket or s3://bucket/prefix, not {url[:100]!r}")
     prefix = parts.path.strip("/")
     return parts.netloc, f"{prefix}/" if prefix else ""

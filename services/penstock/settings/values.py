@@ -24,9 +24,6 @@ def query_of(url: str) -> dict[str, str]:
     return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
 
 
-_URL_NAME = re.compile(r"[0-9A-Za-z_.-]{0,60}")
-
-
 def named_url(entry: str) -> tuple[str, str]:
     """Name and URL; the name is empty where the URL stands alone. Raises ValueError."""
     name, _, url = ("", "", entry) if entry.startswith(HTTP) else entry.partition("=")
@@ -34,7 +31,7 @@ def named_url(entry: str) -> tuple[str, str]:
         is_url = url.startswith(HTTP) and urlsplit(url).hostname and urlsplit(url).port != 0
     except ValueError:  # no port, or no address
         is_url = False
-    if not _URL_NAME.fullmatch(name) or not is_url:
+    if not re.fullmatch("[0-9A-Za-z_.-]{0,60}", name) or not is_url:
         raise ValueError(f"must be URLs such as http://host:9464 or worker-1=http://host:9464, not {entry[:100]!r}")
     return name, url
 
