@@ -78,9 +78,9 @@ def read_key(key: str | None, name: str) -> str | None:
 
 
 def read_name(text: str, name: str, max_chars: int) -> str:
-    """A name or key, checked. Indexes hold these, some of them together, and bound an entry in bytes."""
+    """A name or key, checked. Indexes hold these, some together, and bound an entry in bytes: 3 a character."""
     check_chars(text, name, max_chars=max_chars)
-    size, most = utf8_size(text), max_chars * task.BYTES_PER_CHAR
+    size, most = utf8_size(text), max_chars * 3
     if size > most:
         raise InvalidParams(name, f"has {size} bytes in UTF-8; the limit is {most}")
     return text

@@ -15,7 +15,6 @@ from penstock.protocol.errors import InvalidParams, ParseError, TooLarge
 
 ABSENT = msgspec.Raw(b"")  # a member that a message does not have
 MAX_DEPTH = 100  # of a payload; common JSON parsers stop at 128 or 512 levels, and every worker must be able to read it
-_PYTHON_LIMITS_DEPTH = sys.version_info < (3, 14)
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_MARKS = bytes(byte for byte in range(256) if byte not in b'[{]}"')
@@ -99,7 +98,7 @@ def decode_any(raw: bytes | str) -> Any:
 
 def refuse_depth(text: str) -> None:
     """Raise RecursionError where Python before 3.14 does; newer ones decode as deep as their stack is large."""
-    if not _PYTHON_LIMITS_DEPTH and is_deeper(text, 900):
+    if sys.version_info >= (3, 14) and is_deeper(text, 900):
         raise RecursionError("nested too deeply")
 
 

@@ -74,12 +74,11 @@ def split_body(body: bytes | str, *, batch_limit: int) -> tuple[bool, list[str |
     text = text_of(body)
     if not text.lstrip(_WHITESPACE).startswith("["):
         return False, [text]
-    entries: list[str | msgspec.Raw]
     try:
         json_text.refuse_depth(text)
-        entries = list(_decode_batch(text))
+        entries: list[str | msgspec.Raw] = [*_decode_batch(text)]
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        entries = list(_split_slowly(text))
+        entries = [*_split_slowly(text)]
     if not entries:
         raise InvalidRequest("Invalid Request: an empty batch")
     if len(entries) > batch_limit:

@@ -13,7 +13,6 @@ ACTION_MAX_CHARS = 200
 KEY_MAX_CHARS = 500
 MAX_ACTIONS_SHOWN = 500  # with a name of their own in metrics and counts: a caller who may enqueue can invent names
 OTHER_ACTIONS = "other"  # all further ones
-BYTES_PER_CHAR = 3  # of names and keys, on average, in UTF-8
 MAX_LABELS = 16
 LABEL_NAME_MAX_CHARS, LABEL_VALUE_MAX_CHARS = 60, 200
 REASON_MAX_CHARS = 500

@@ -8,9 +8,6 @@ from penstock.protocol.errors import Locked, PenstockError, Refused, TooSlow
 SPOILING = (Refused, Locked, TooSlow)
 """Errors of a batch that one entry may cause; after any other the whole batch is tried again."""
 
-_WAITS = 60  # behind locks in one batch, each of them a short one
-_SLOW_COST = 4  # waits that a timed-out statement counts as
-
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
@@ -34,7 +31,7 @@ async def in_halves(
     """
     done: list[Done] = []
     parts = [items] if items else []
-    hurried, waits = False, _WAITS
+    hurried, waits = False, 60  # behind locks in one batch, each of them a short one
     while parts and waits > 0:
         part = parts.pop()
         try:
@@ -44,7 +41,7 @@ async def in_halves(
             error = exc
         if not isinstance(error, Refused):
             hurried = True
-            waits -= 1 if isinstance(error, Locked) else _SLOW_COST
+            waits -= 1 if isinstance(error, Locked) else 4  # which a timed-out statement counts as
         if len(part) == 1:
             done.append(await alone(part[0], error))
         else:

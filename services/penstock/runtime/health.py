@@ -20,7 +20,6 @@ DEFAULT_PORT = 9464
 SATURATED = "ok, but saturated: "  # begins what /readyz says of a process that is ready and has too much to do
 _STALLED_AFTER_SECONDS = 30.0
 _REQUESTS_AT_ONCE = 16  # a thread each; a connection more is closed
-_WAIT_SECONDS = 0.5
 
 
 @dataclass
@@ -94,7 +93,7 @@ class HealthServer(ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         # A moment's wait lets a burst of probes pass; the connections behind it wait in the backlog.
-        if not self._free_threads.acquire(timeout=_WAIT_SECONDS):
+        if not self._free_threads.acquire(timeout=0.5):
             self.shutdown_request(request)
             return
         try:

@@ -52,9 +52,7 @@ class AddressPolicy:
     def trusts(self, host: str) -> bool:
         """Whether a host may be reached wherever its name leads."""
         name = host.lower().rstrip(".")
-        parents = name.split(".")[1:]
-        domains = {"*." + ".".join(parents[start:]) for start in range(len(parents))}
-        return not self._hosts.isdisjoint({name, *domains})
+        return any(name.endswith(one[1:]) if one.startswith("*") else name == one for one in self._hosts)
 
     def refusal(self, address: str) -> str | None:
         """Why an address may not be reached, such as "private"; None where it may. Raises ValueError for no address."""

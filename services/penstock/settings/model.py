@@ -30,7 +30,6 @@ from penstock.settings.values import DAY, HTTP, PREFIX, is_loopback, masked, nam
 
 T = TypeVar("T")
 LONGEST_SEALED_BYTES = 700_000  # of a text: encrypted and in base64 it still fits a message
-_SCHEMAS_OF_POSTGRES = ("public", "information_schema")
 _VERIFYING = ("verify-ca", "verify-full")
 _SSL_PARAMETERS = (
     ("sslmode", "database_ssl_mode"),
@@ -108,7 +107,7 @@ def _database_url(url: str) -> None:
 
 
 def _schema_name(name: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", name) or name.startswith("pg_") or name in _SCHEMAS_OF_POSTGRES:
+    if not re.fullmatch(r"(?!pg_|public$|information_schema$)[a-z][a-z0-9_]{0,30}", name):
         raise ValueError("must be up to 31 lower-case letters, digits and _, and no schema of Postgres's own")
     if is_ambiguous(name):
         raise ValueError("must not be a function or a channel of Penstock, such as penstock_work")
