@@ -110,13 +110,11 @@ async def shown_rows(codec: PayloadCodec, rows: Sequence[Row], *, room_bytes: in
     return found
 
 
-async def _shown(
-    codec: PayloadCodec, text: str, aad: str | TenantAad, room_bytes: int
-) -> tuple[str | None, str | None]:
-    """A payload or result: the text, or None and the reason. room_bytes: largest object that is fetched."""
+async def _shown(codec: PayloadCodec, text: str, aad: str | TenantAad, room: int) -> tuple[str | None, str | None]:
+    """A payload or result: the text, or None and the reason. room: bytes of the largest object that is fetched."""
     try:
         reference = reference_of(text)
-        if reference is not None and reference.size > room_bytes:
+        if reference is not None and reference.size > room:
             return None, f"{reference.size} bytes, too large to be shown here"
         return await codec.load(text, aad), None
     except (PayloadUnavailable, PayloadLost, ValueError) as exc:

@@ -176,9 +176,8 @@ def _in_clear(value: Any) -> Any:
     """As ``foreign``; raises TypeError for a secret of pydantic, which would be asterisks."""
     plain = foreign(value)
     if '"**********"' in json.dumps(plain):  # as which pydantic writes a SecretStr and the like
-        raise TypeError(
-            f"{type(value).__qualname__} holds a secret, which would be asterisks: give its get_secret_value()"
-        )
+        kind = type(value).__qualname__
+        raise TypeError(f"{kind} holds a secret, which would be asterisks: give its get_secret_value()")
     return plain
 
 

@@ -286,8 +286,6 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 
 
 class _EntryError(Exception):
-    """Why an entry is unreadable."""
-
     def __init__(self, reason: str, *, is_foreign: bool = False) -> None:
         super().__init__(reason)
         self.is_foreign = is_foreign
@@ -546,9 +544,8 @@ def digest_of_answer(answer: str) -> bytes:
 def _with_number(error: bytes, code: str) -> str:
     """An error of sqs-scheduler's workers, whose codes are text, with a number as its code."""
     members = msgspec.json.decode(error, type=dict[str, msgspec.Raw])
-    members["code"] = msgspec.Raw(
-        code.encode() if re.fullmatch("-?(?:0|[1-9][0-9]{0,8})", code) else str(HANDLER_ERROR).encode()
-    )
+    number = code if re.fullmatch("-?(?:0|[1-9][0-9]{0,8})", code) else str(HANDLER_ERROR)
+    members["code"] = msgspec.Raw(number.encode())
     return msgspec.json.encode(members).decode()
 
 

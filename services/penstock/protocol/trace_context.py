@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 TRACESTATE_MAX_CHARS = 512  # that every participant must pass on; a longer one is dropped
 
-_PARENT = re.compile(
-    r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL
-)
+_PARENT = re.compile(r"(?s)(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _MEMBER = re.compile(
     r"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
     r"=[ -+\--<>-~]{0,255}[!-+\--<>-~]"

@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from time import monotonic
 
 RECENT_SECONDS = 10.0  # covered by a scan between two sweeps
-_SHORTEST_SECONDS = 1.0
-_LONGEST_SECONDS = 10.0
-_REST = 50  # a sweep is followed by so many times its time without one
 
 
 class Sweeps:
@@ -28,7 +25,8 @@ class Sweeps:
             return
         yield None
         ended = monotonic()
-        self._next_at = ended + min(max(_REST * (ended - started), _SHORTEST_SECONDS), _LONGEST_SECONDS)
+        # After a sweep, none for 50 times its time, and at most for as long as the scans until then reach back.
+        self._next_at = ended + min(max(50 * (ended - started), 1.0), RECENT_SECONDS)
 
     def found(self, late_seconds: float) -> None:
         """Record how long a found row was due. After one that only a sweep finds, the next scan is a sweep."""

@@ -20,9 +20,7 @@ for _line in Path(__file__).with_name("special_networks.txt").read_text("utf-8")
         _REFUSED.append((ipaddress.ip_network(_network), _kind))
 _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")  # the only block that is given out
 # An IPv4 address in the last four bytes: mapped, translated (SIIT), and NAT64 by the prefix that is well known.
-_CARRIES_IPV4 = tuple(
-    ipaddress.IPv6Network(network) for network in ("::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")
-)
+_CARRIES_IPV4 = [ipaddress.IPv6Network(text) for text in ("::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96")]
 
 
 class AddressPolicy:

@@ -212,9 +212,8 @@ class Spans:
         attributes = {**_about("process", "process", action), "messaging.batch.message_count": len(attempts)}
         # The call of one task is part of its trace.
         parent = trace.set_span_in_context(attempts[0]._span, _ROOT) if len(attempts) == 1 else _ROOT
-        return AttemptSpan(
-            self._tracer.start_span(f"process batch {action}", parent, SpanKind.INTERNAL, attributes, links)
-        )
+        name = f"process batch {action}"
+        return AttemptSpan(self._tracer.start_span(name, parent, SpanKind.INTERNAL, attributes, links))
 
 
 def _about(operation: str, kind: str, action: str | None = None, task_id: int | None = None) -> dict[str, Any]:
