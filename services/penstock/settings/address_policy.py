@@ -60,10 +60,8 @@ class AddressPolicy:
         if any(form in network for form in forms for network in self._networks):
             return None
         # The address that it leads to decides.
-        kind = next((kind for network, kind in _REFUSED if forms[-1] in network), None)
-        if kind is None and forms[-1].version == 6 and forms[-1] not in _PUBLIC_IPV6:
-            return "reserved"
-        return kind
+        other = "reserved" if forms[-1].version == 6 and forms[-1] not in _PUBLIC_IPV6 else None
+        return next((kind for network, kind in _REFUSED if forms[-1] in network), other)
 
 
 def address_of(host: str) -> str | None:

@@ -76,9 +76,8 @@ def _open_provider(process: str) -> Any:
 
 
 def _otlp() -> Any:
-    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
-        "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"
-    )
+    general = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or general
     if protocol not in _PROTOCOLS:
         raise SettingsError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}: choose of {', '.join(_PROTOCOLS)}")
     kind = _PROTOCOLS[protocol]
