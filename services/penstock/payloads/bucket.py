@@ -132,10 +132,8 @@ class Bucket:
             ):
                 raise PayloadLost(f"its object {params['Key']} is not in {self.url}: it was deleted there") from None
             is_renewed = await self._client.renew(client, code)
-            raise PayloadUnavailable(
-                f"S3 rejected {operation} in {self.url}: {code}",
-                is_refusal=400 <= status < 500 and status != 429 and code not in _PASSING and not is_renewed,
-            ) from exc
+            is_refusal = 400 <= status < 500 and status != 429 and code not in _PASSING and not is_renewed
+            raise PayloadUnavailable(f"S3 rejected {operation} in {self.url}: {code}", is_refusal=is_refusal) from exc
         except (BotoCoreError, HttpError, OSError, TimeoutError) as exc:
             await self._client.renew(client, type(exc).__name__)
             raise PayloadUnavailable(f"S3 is unavailable ({operation} in {self.url}): {type(exc).__name__}") from exc

@@ -82,9 +82,8 @@ class Cipher:
                 return self._derived(key, head).decrypt(_NONCE, sealed, text.encode())
             if head.startswith(_MAGIC):
                 return self._derived(key, head[len(_MAGIC) :]).decrypt(_NONCE, sealed, older.encode())
-        raise PayloadLost(
-            f"what is encrypted with key {key_id} was changed, or belongs to something else: it does not open"
-        )
+        problem = "was changed, or belongs to something else: it does not open"
+        raise PayloadLost(f"what is encrypted with key {key_id} {problem}")
 
 
 def missing_key(key_id: str) -> PayloadUnavailable:

@@ -39,11 +39,8 @@ def unpack_result(raw: bytes, encoding: str, room: int) -> str:
     try:
         unpacked = unpacker.decompress(base64.b64decode(msgspec.json.decode(raw, type=str), validate=True), limit + 1)
         if len(unpacked) > limit:
-            raise Unpackable(
-                f"the result unpacks to more than {limit} bytes; {UNPACKED_RESULT_BYTES} are the limit of one, "
-                f"{UNPACKED_BODY_BYTES} of a message",
-                TOO_LARGE,
-            )
+            limits = f"{UNPACKED_RESULT_BYTES} are the limit of one, {UNPACKED_BODY_BYTES} of a message"
+            raise Unpackable(f"the result unpacks to more than {limit} bytes; {limits}", TOO_LARGE)
         if not unpacker.eof or unpacker.unused_data:
             raise Unpackable("the packed result is cut off, or followed by something else")
         msgspec.json.decode(unpacked, type=msgspec.Raw)

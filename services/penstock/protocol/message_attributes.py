@@ -126,10 +126,8 @@ def decode_traces(attributes: Mapping[str, str], tasks: Iterable[int]) -> dict[i
 def check_worker_name(name: str) -> str:
     """Raises ValueError."""
     if not _WORKER_NAME.fullmatch(name):
-        raise ValueError(
-            f"a worker's name is 1 to {WORKER_NAME_MAX_CHARS} printable ASCII characters, "
-            f"no space at either end; this is {name[:120]!r}"
-        )
+        form = f"1 to {WORKER_NAME_MAX_CHARS} printable ASCII characters, no space at either end"
+        raise ValueError(f"a worker's name is {form}; this is {name[:120]!r}")
     return name
 
 

@@ -155,7 +155,5 @@ def serve_health(each: Sequence[Health], host: str, port: int | None) -> HealthS
             return HealthServer(each, host, candidate)
         except OSError as exc:
             problem = exc
-    raise SettingsError(
-        f"cannot listen on {host}:{candidate} for metrics ({problem.strerror}): set PENSTOCK_METRICS_PORT to a free "
-        "port, or PENSTOCK_METRICS_HOST to an address of this machine"
-    )
+    remedy = "set PENSTOCK_METRICS_PORT to a free port, or PENSTOCK_METRICS_HOST to an address of this machine"
+    raise SettingsError(f"cannot listen on {host}:{candidate} for metrics ({problem.strerror}): {remedy}")

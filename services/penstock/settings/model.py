@@ -301,11 +301,8 @@ class Settings(pydantic.BaseModel):
         if self.database_ssl_cert is not None and mode == "disable":
             yield "database_ssl_cert is not looked at with the mode disable: set database_ssl_mode to verify-full"
         passwords = [name for name in _PASSWORDS if getattr(self, name)]
-        urls = [
-            url.get_secret_value()
-            for url in (self.database_url, self.database_listen_url, self.database_read_url)
-            if url is not None
-        ]
+        secrets = (self.database_url, self.database_listen_url, self.database_read_url)
+        urls = [secret.get_secret_value() for secret in secrets if secret is not None]
         if passwords and any(urlsplit(url).password or "password" in query_of(url) for url in urls):
             passwords.append("the password of a URL")
         if len(passwords) > 1:
@@ -836,10 +833,8 @@ class Settings(pydantic.BaseModel):
         if self.stale_after_seconds <= self.heartbeat_seconds:
             yield "stale_after_seconds must be above heartbeat_seconds, or live tasks would be run twice"
         if not is_loopback(self.http_host) and not self.needs_keys:
-            yield (
-                f"http_host {self.http_host} is not loopback: set {PREFIX}API_KEYS first, "
-                f"or {PREFIX}API_REQUIRE_KEYS=true"
-            )
+            first = f"set {PREFIX}API_KEYS first, or {PREFIX}API_REQUIRE_KEYS=true"
+            yield f"http_host {self.http_host} is not loopback: {first}"
         if self.dashboard_alb_arn is not None and not self.needs_keys:
             yield f"dashboard_alb_arn needs {PREFIX}API_REQUIRE_KEYS=true: without keys every caller may do everything"
         if self.dashboard_alb_arn is not None and not self.dashboard_alb_groups:

@@ -84,6 +84,5 @@ def _otlp() -> Any:
     try:
         return import_module(f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter").OTLPSpanExporter()
     except ImportError as exc:
-        raise SettingsError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: pip install opentelemetry-exporter-otlp-proto-{kind}"
-        ) from exc
+        package = f"opentelemetry-exporter-otlp-proto-{kind}"
+        raise SettingsError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: pip install {package}") from exc
