@@ -104,9 +104,8 @@ class Pace(Linger):
     """The time between two sends: that of a dozen items, at most longest_seconds, and none at a low rate."""
 
     def __init__(self, longest_seconds: float) -> None:
-        super().__init__(
-            12, longest_seconds=longest_seconds
-        )  # with more items, the calls of a send cost next to nothing
+        # With more items, the calls of a send cost next to nothing.
+        super().__init__(12, longest_seconds=longest_seconds)
         self._next_at = float("-inf")
 
     def turn_seconds(self) -> float:
