@@ -905,11 +905,8 @@ def load_settings(**overrides: Any) -> Settings:
 
 def sources_of(settings: Settings) -> dict[str, str]:
     """Where each value comes from: "environment", the path of the file, or "default"."""
-    return {
-        **dict.fromkeys(type(settings).model_fields, "default"),
-        **dict.fromkeys(_file(), str(toml_path())),
-        **dict.fromkeys(_environment(), "environment"),
-    }
+    found = dict.fromkeys(type(settings).model_fields, "default") | dict.fromkeys(_file(), str(toml_path()))
+    return found | dict.fromkeys(_environment(), "environment")
 
 
 def misspelt_variables(environ: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:

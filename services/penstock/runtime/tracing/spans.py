@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import time_ns
 from typing import Any
 
@@ -161,13 +162,12 @@ class Spans:
         if not hops:
             return
         ended_ns = time_ns()
+        start = partial(self._tracer.start_span, start_time=started_ns)
         links = []
         if len(hops) > 1:
             attributes = {**_about(operation, operation), "messaging.batch.message_count": count}
             to_all = [_link(hop.parent) for hop in hops[:_LINKS]]
-            batch = self._tracer.start_span(
-                f"{operation} batch", _ROOT, SpanKind.CLIENT, attributes, to_all, start_time=started_ns
-            )
+            batch = start(f"{operation} batch", _ROOT, SpanKind.CLIENT, attributes, to_all)
             if error := next((hop.error for hop in hops if hop.error), None):
                 _fail(batch, error)
             batch.end(ended_ns)
@@ -175,9 +175,7 @@ class Spans:
         span_kind = SpanKind.PRODUCER if operation == "send" else SpanKind.CLIENT
         for hop in hops:
             attributes = _about(operation, operation, hop.name, hop.task_id)
-            span = self._tracer.start_span(
-                f"{operation} {hop.name}", _under(hop.parent), span_kind, attributes, links, start_time=started_ns
-            )
+            span = start(f"{operation} {hop.name}", _under(hop.parent), span_kind, attributes, links)
             if hop.error is not None:
                 _fail(span, hop.error)
             span.end(ended_ns)
