@@ -120,20 +120,21 @@ class Failed(msgspec.Struct, frozen=True, gc=False):
     steps: Sequence[Entry] = ()
 
 
-class Progress(msgspec.Struct, frozen=True, gc=False):
-    """A heartbeat. detail: JSON text of percent and note; None without both."""
-
+class _OfClaim(msgspec.Struct, frozen=True, gc=False):
     task_id: int
     claim: int
+
+
+class Progress(_OfClaim, frozen=True, gc=False):
+    """A heartbeat. detail: JSON text of percent and note; None without both."""
+
     detail: str | None
     worker: str | None = None
 
 
-class Waiting(msgspec.Struct, frozen=True, gc=False):
+class Waiting(_OfClaim, frozen=True, gc=False):
     """A task waits for an event. timeout: seconds; None: the setting. policy: of a failure, ``final`` of a timeout."""
 
-    task_id: int
-    claim: int
     token: str
     timeout: float | None
     policy: WaitPolicy
@@ -141,20 +142,16 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
     steps: Sequence[Entry] = ()
 
 
-class Stepped(msgspec.Struct, frozen=True, gc=False):
+class Stepped(_OfClaim, frozen=True, gc=False):
     """A finished durable step."""
 
-    task_id: int
-    claim: int
     entry: Entry
     worker: str | None = None
 
 
-class Suspended(msgspec.Struct, frozen=True, gc=False):
+class Suspended(_OfClaim, frozen=True, gc=False):
     """A task goes on later: after ``seconds`` or at ``until``. is_redelivered: earlier steps may be on their way."""
 
-    task_id: int
-    claim: int
     seconds: float = 0.0
     until: datetime | None = None
     is_redelivered: bool = False
@@ -162,11 +159,9 @@ class Suspended(msgspec.Struct, frozen=True, gc=False):
     steps: Sequence[Entry] = ()
 
 
-class Output(msgspec.Struct, frozen=True, gc=False):
+class Output(_OfClaim, frozen=True, gc=False):
     """Log lines and chunks of an attempt, as JSON text or sealed; number and dropped as of ``OutputPart``."""
 
-    task_id: int
-    claim: int
     number: int
     entries: str
     dropped: int
