@@ -656,7 +656,7 @@ async def test_a_supervisor_fires_to_the_second_and_sees_a_new_schedule_within_o
     assert [later - earlier for earlier, later in pairwise(instants)] == [timedelta(seconds=1)] * (len(instants) - 1)
     assert {run.outcome for run in runs} == {"SCHEDULED"}
     # The first may be as late as the loop's look; a busy machine is given time for the others.
-    assert min(lateness(run) for run in runs[:-1]) < timedelta(seconds=0.1)
+    assert min(lateness(run) for run in runs[:-1]) < timedelta(seconds=0.5)
 
 
 async def test_the_loop_works_off_a_backlog_of_many_batches(
