@@ -646,7 +646,8 @@ async def test_a_supervisor_fires_to_the_second_and_sees_a_new_schedule_within_o
         await asyncio.sleep(0.3)
         await make(do, expression="* * * * * *")
         until = asyncio.get_running_loop().time() + 20
-        while len(runs := await runs_of(store)) < 4:
+        # The first may be as late as the loop's look; a busy machine has so many seconds for one that is on time.
+        while len(runs := await runs_of(store)) < 4 or min(map(lateness, runs[:-1])) > timedelta(seconds=0.1):
             assert asyncio.get_running_loop().time() < until
             await asyncio.sleep(0.1)
     finally:
@@ -655,8 +656,6 @@ async def test_a_supervisor_fires_to_the_second_and_sees_a_new_schedule_within_o
     instants = [datetime.fromisoformat(run.scheduled_at) for run in reversed(runs)]
     assert [later - earlier for earlier, later in pairwise(instants)] == [timedelta(seconds=1)] * (len(instants) - 1)
     assert {run.outcome for run in runs} == {"SCHEDULED"}
-    # The first may be as late as the loop's look; a busy machine is given time for the others.
-    assert min(lateness(run) for run in runs[:-1]) < timedelta(seconds=0.5)
 
 
 async def test_the_loop_works_off_a_backlog_of_many_batches(
