@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import datetime
 import enum
+import functools
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -23,7 +24,7 @@ from penstock.worker.handlers.actions import Handler, Registry, action, load_app
 from penstock.worker.handlers.context import Call, Context
 from penstock.worker.handlers.lifespan import inject
 from penstock.worker.handlers.outcomes import Fail, Retry
-from penstock.worker.handlers.steps import Step, Suspend
+from penstock.worker.handlers.steps import Step, Suspend, Trial
 from penstock.worker.responses import encoded_result, unknown_action
 
 if TYPE_CHECKING:
@@ -528,6 +529,14 @@ def test_a_step_may_have_more_time_than_a_thread_can_wait(timeout: float) -> Non
     ctx = Context(1, 1, "act")
     assert ctx.step_sync(Step("charge", timeout=timeout), str, 5) == "5"
     assert asyncio.run(ctx.step(Step("charge", timeout=timeout), str, 5)) == "5"
+
+
+@pytest.mark.parametrize("again", [Retry(datetime.timedelta.max), Retry(1e300), ValueError()])
+def test_a_step_is_tried_again_within_what_a_thread_can_sleep(again: Exception) -> None:
+    """`time.sleep` refuses 292 years and more."""
+    trial = Trial(Step("charge", retries=9, backoff=Backoff(1e12, 1, 1e12)), functools.partial(int))
+    assert trial.call_sync() == 0
+    assert trial.pause_after(again) == 30 * 86_400
 
 
 def test_progress_goes_on_with_or_without_await() -> None:

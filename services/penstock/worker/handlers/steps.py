@@ -24,6 +24,7 @@ from penstock.worker.handlers.outcomes import Fail, Retry, Snooze
 
 _TIMEOUT_TYPE = "WaitTimeout"  # of the error of an event that did not come in time
 _BACKOFF = Backoff(1, 2, 60)
+_LONGEST_PAUSE_SECONDS = 30 * 86_400  # between tries; the system's sleep refuses centuries
 
 
 class StepFailed(Exception):
@@ -134,7 +135,7 @@ class Trial:
             self.is_over = True
             return 0.0
         asked = exc.delay if isinstance(exc, Retry) else None
-        return self.step.backoff.delay_seconds(self.tries) if asked is None else asked
+        return min(self.step.backoff.delay_seconds(self.tries) if asked is None else asked, _LONGEST_PAUSE_SECONDS)
 
 
 class StepPort:
