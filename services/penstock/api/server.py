@@ -71,8 +71,8 @@ class Certificate:
     def __init__(self, cert: str, key: str) -> None:
         self._files = (cert, key)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._seen = self._state()
         try:
+            self._seen = self._state()
             self.context.load_cert_chain(*self._files)
         except (OSError, ssl.SSLError) as exc:
             raise SettingsError(f"{PREFIX}HTTP_TLS_CERT and _KEY cannot be used: {exc}") from exc

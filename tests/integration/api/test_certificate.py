@@ -92,6 +92,8 @@ def test_files_that_do_not_fit_are_refused_at_the_start(tmp_path: Path) -> None:
     write(tmp_path, trustme.CA(), key=False)
     with pytest.raises(SettingsError, match="PENSTOCK_HTTP_TLS_CERT and _KEY cannot be used"):
         Certificate(cert=paths["http_tls_cert"], key=paths["http_tls_key"])
+    with pytest.raises(SettingsError, match=r"_KEY cannot be used: .*No such file"):  # gone since settings were read
+        Certificate(cert=str(tmp_path / "gone"), key=paths["http_tls_key"])
     with pytest.raises(SettingsError, match="http_tls_cert and http_tls_key go together"):
         load_settings(http_tls_cert=paths["http_tls_cert"])
 
