@@ -1,5 +1,6 @@
 """The entry point of `penstock`: what needs no library is answered at once, and a missing one is named by its extra."""
 
+import os
 import sys
 from io import StringIO, TextIOWrapper
 from pathlib import Path
@@ -25,9 +26,9 @@ def main() -> None:
     if words == ["--version"]:
         from penstock.protocol.version import __version__
 
-        print(f"penstock {__version__}")
+        _print(f"penstock {__version__}\n")
     elif words in (["--help"], ["-h"]):
-        print(HELP.read_text("utf-8"), end="")
+        _print(HELP.read_text("utf-8"))
     else:
         try:
             from penstock.cli.app import main as run
@@ -40,3 +41,10 @@ def main() -> None:
             extra = next((extra for extra, commands in EXTRAS.items() if command in commands), "cli")
             print(f"penstock {command} needs: pip install 'penstock[{extra}]' ({exc.name} is missing)", file=sys.stderr)
             sys.exit(2)
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:  # its reader has ended
+        os._exit(1)

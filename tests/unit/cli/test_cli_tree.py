@@ -218,6 +218,15 @@ def test_an_option_that_list_does_not_have_is_told_as_one_of_list(
     assert "--stat" in err
 
 
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_output_that_nobody_reads_leaves_no_traceback(option: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run([sys.executable, "-m", "penstock", option], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, b"")
+
+
 @pytest.mark.parametrize("option", ["--help", "-h"])
 @pytest.mark.parametrize("group", DEFAULTS)
 def test_the_help_of_a_group_shows_its_commands_and_what_it_does_by_itself(
