@@ -3,7 +3,8 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -111,7 +112,12 @@ class InlineTask:
     @property
     def is_pending(self) -> bool:
         """Whether it is neither running, nor waiting for an event, nor settled."""
-        return self.state in (State.SCHEDULED, State.ERROR)
+        return self.state in (State.SCHEDULED, State.ERROR) or self.is_behind
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it waits behind another task of its ordering key."""
+        return self.state is State.WAITING and self.token is None
 
     def give_back(self, due_at: datetime) -> None:
         """Back to the state that the claim came from, without spending the attempt."""
@@ -140,6 +146,7 @@ class Inline:
         self._settings = load_settings(**ALONE)
         self._tasks: dict[int, InlineTask] = {}
         self._tokens: dict[str, _Token] = {}
+        self._heads: dict[str, int] = {}  # by ordering key, the task whose turn it is
         self._outbound = MemoryQueue("outbound", self.clock.seconds, limits=ONE_AT_A_TIME)
         self._results = MemoryQueue("results", self.clock.seconds)
         self._held: dict[tuple[str, str | None], datetime] = {}  # by action and limit key, until when
@@ -164,13 +171,14 @@ class Inline:
         """
         ran: dict[int, InlineTask] = {}
         while True:
-            with self._lock:
+            with self._changing():
                 self._end_overdue()
+            with self._lock:
                 claimed = self._claim()
             ran |= {task.id: task for task in claimed}
             if claimed or self._outbound.messages:
                 await run_worker(self._outbound, self._results, self._settings, self._registry, self.faults)
-                with self._lock:
+                with self._changing():
                     self._record()
                 continue
             failed = [one for one in self.tasks if one.state is State.ERROR and one.failures[-1].claim == one.claim]
@@ -184,17 +192,30 @@ class Inline:
         """As `drain`, in a test that is no coroutine."""
         return asyncio.run(self.drain(retries=retries))
 
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """While tasks change; those whose turn it is then are promoted, the oldest of each ordering key."""
+        with self._lock:
+            yield
+            for key, task_id in list(self._heads.items()):
+                if self._tasks[task_id].state.final:
+                    del self._heads[key]
+            for task in self.tasks:
+                if task.is_behind:
+                    task.state = self._turn(task)
+
+    def _turn(self, task: InlineTask) -> State:
+        """SCHEDULED, or WAITING behind a task of its ordering key."""
+        if task.new.ordering_key is None:
+            return State.SCHEDULED
+        head = self._heads.setdefault(stored_key(task.new.tenant, task.new.ordering_key), task.id)
+        return State.SCHEDULED if head == task.id else State.WAITING
+
     def _claim(self) -> list[InlineTask]:
-        """Send what is due, by priority; of an ordering key, the oldest task alone."""
-        now, heads, due = self.clock.now(), set(), []
-        for task in self.tasks:
-            key = task.new.ordering_key and stored_key(task.new.tenant, task.new.ordering_key)
-            if task.state.final or key in heads:
-                continue
-            if key is not None:
-                heads.add(key)
-            if task.is_pending and max(task.due_at, self._held_until(task)) <= now:
-                due.append(task)
+        """Send what is due, by priority."""
+        now = self.clock.now()
+        ready = [task for task in self.tasks if task.is_pending and not task.is_behind]
+        due = [task for task in ready if max(task.due_at, self._held_until(task)) <= now]
         for task in due:
             if task.action not in self._registry:
                 raise LookupError(f"no handler of action {task.action!r} is registered: import its module in the test")
@@ -344,6 +365,7 @@ class Inline:
         replaces = new.on_duplicate == "replace"
         if holder is None:
             task = self._tasks[len(self._tasks) + 1] = InlineTask(len(self._tasks) + 1, new, now, due_at)
+            task.state = self._turn(task)
             return view_of(answers.Accepted, vars(task), duplicate=False, replaced=False if replaces else None)
         if not replaces:
             return answers.Accepted(id=holder.id, state=holder.state, duplicate=True)
@@ -379,7 +401,7 @@ class Inline:
         return answers if asked.is_batch else answers[0]
 
     def ask(self, verb: str, arguments: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._lock:
+        with self._changing():
             if verb == "settle":
                 return [(self._settle(*arguments[:2]),)]
             rows = []
@@ -409,7 +431,7 @@ class Inline:
         try:
             if isinstance(entry, Invalid):
                 raise entry.error
-            with self._lock:
+            with self._changing():
                 result = self._carry_out(entry)
             member = {"result": msgspec.json.decode(msgspec.json.encode(result))}
         except errors.RpcError as exc:
@@ -487,7 +509,7 @@ class Inline:
         first = next((one.entry.position for one in task.steps.values() if one.entry.label == command.from_step), None)
         if command.from_step is not None and first is None:
             raise errors.InvalidParams("from_step", f"names no durable step of task {task.id}")
-        task.state, task.attempts, task.due_at, task.reason = State.SCHEDULED, 0, self.clock.now(), None
+        task.state, task.attempts, task.due_at, task.reason = self._turn(task), 0, self.clock.now(), None
         task.snoozes, task.is_suspect = 0, False
         if task.new.expires_at is not None and task.new.expires_at <= self.clock.now():
             task.new = changed(task.new, expires_at=None)

@@ -178,6 +178,23 @@ async def test_delays_expiry_and_ordering_keys(inline: Inline, ran: Ran) -> None
         inline.clock.advance(days=-1)
 
 
+async def test_a_task_waits_behind_an_unsettled_one_of_its_ordering_key(inline: Inline, ran: Ran) -> None:
+    async with AsyncClient() as client:
+        first = await client.enqueue("note", {"n": 1}, ordering_key="k", delay=60)
+        second = await client.enqueue("note", {"n": 2}, ordering_key="k")
+        third = await client.enqueue("note", {"n": 3}, ordering_key="k")
+        await client.enqueue("note", {"n": 4})
+        assert [first.state, second.state, third.state] == ["SCHEDULED", "WAITING", "WAITING"]
+        await inline.drain()
+        assert (await client.status(third.id)).state == "WAITING"
+        assert inline.tasks[1].is_pending
+        await client.cancel(first.id)
+        assert [(await client.status(one.id)).state for one in (second, third)] == ["SCHEDULED", "WAITING"]
+        assert (await client.retry(first.id)).state == "WAITING"
+        await inline.drain()
+    assert [n for n, *_ in ran] == [4, 2, 1, 3]
+
+
 async def test_spawned_tasks_batches_and_plain_functions(inline: Inline, ran: Ran) -> None:
     await penstock.enqueue(None, "parent", {"count": 2})
     assert [task.action for task in await inline.drain()] == ["parent", "note", "note"]
