@@ -93,7 +93,7 @@ async def _work(
         feeding = asyncio.create_task(feed(state, options.tasks, on_progress=display.fed), name="feed")
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                async for snapshot in _watch(database_url):
+                async for snapshot in _watch(place, database_url):
                     display.show(snapshot)
                     if feeding.done():
                         feeding.result()
@@ -101,6 +101,8 @@ async def _work(
                         break
         except TimeoutError:
             trouble = f"the time limit of {options.time_limit:g} s has passed"
+        except PlaceError as exc:
+            trouble = str(exc)
         except (PenstockError, asyncpg.PostgresError, OSError) as exc:
             trouble = f"feeding failed: {exc or type(exc).__name__}"
         finally:
@@ -118,8 +120,8 @@ async def _work(
         return None, f"{trouble}; {reason}" if trouble else reason
 
 
-async def _watch(database_url: str) -> AsyncGenerator[Snapshot, None]:
-    """Counts, repeatedly; waits while Postgres is unavailable."""
+async def _watch(place: Place, database_url: str) -> AsyncGenerator[Snapshot, None]:
+    """Counts, repeatedly; waits while Postgres is unavailable. Raises PlaceError when its stack has ended."""
     connection: asyncpg.Connection[asyncpg.Record] | None = None
     try:
         while True:
@@ -131,6 +133,8 @@ async def _watch(database_url: str) -> AsyncGenerator[Snapshot, None]:
                 if connection is not None:
                     connection.terminate()
                 connection = None
+                if not place.is_running():
+                    raise PlaceError(f"its stack in {place.path} has ended: it was stopped or killed") from None
             else:
                 counts = {row["state"]: row["count"] for row in rows}
                 rejected = counts.pop("rejected")

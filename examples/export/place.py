@@ -60,7 +60,7 @@ class Place:
 
     def is_kept(self) -> bool:
         """Whether the stack that runs here was left running on purpose."""
-        return self._is_running() and (self.path / _KEPT).exists()
+        return self.is_running() and (self.path / _KEPT).exists()
 
     def keep(self) -> None:
         """Leave the stack to its user: no later demo will stop it."""
@@ -68,7 +68,7 @@ class Place:
 
     def clear(self) -> None:
         """Empty the folder but for its lock; a stack that runs in it is one whose demo was killed, and is stopped."""
-        if self._is_running():
+        if self.is_running():
             self.down()
         for entry in self.path.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -76,7 +76,8 @@ class Place:
             elif entry.name != _LOCK:
                 entry.unlink()
 
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
+        """Whether there is a stack, if only a starting or a stopping one."""
         return DataDir(self.path).holder() is not None
 
     def log_tail(self, lines: int = 30) -> str:

@@ -150,6 +150,17 @@ def test_a_terminated_demo_leaves_nothing_and_the_next_exports_every_record_alth
     assert state_of(folder) is None
 
 
+def test_a_demo_whose_stack_is_stopped_by_others_says_so_and_ends(data_path: Path) -> None:
+    folder = data_path / "demo"
+    with demo(folder, "--tasks", "20000") as process:
+        wait_until(lambda: state_of(folder) is not None, "the stack", seconds=90)
+        penstock("down", "--data-dir", str(folder))
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert f"its stack in {folder} has ended" in output
+    assert output.rstrip().endswith("FAILED: see above")
+
+
 def test_a_folder_that_no_demo_made_is_left_alone(data_path: Path) -> None:
     (data_path / "thesis.txt").write_text("years of work")
     with demo(data_path, "--tasks", "1") as process:

@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -21,10 +22,12 @@ from examples.export.actions import ERROR_RATE, RandomError, error_rate
 from examples.export.database import DATABASE_URL, SAMPLES, BadObject, ExportDatabase, current_database
 from examples.export.feed import add_objects, feed
 from examples.export.objects import made_up
+from examples.export.place import Place, PlaceError
 from examples.export.summary import lines_of, summarize
 from penstock import Context, Fail, SettingsError
 from penstock.brokers.sqs import SqsQueue
 from penstock.db.pool import Store
+from penstock.local.state import DataDir
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.task import NewTask
 from penstock.runtime.loop import Loop
@@ -389,8 +392,8 @@ async def test_the_summary_finds_what_is_wrong(
         assert problem in text
 
 
-async def test_the_demo_watches_on_when_the_driver_finds_its_connection_broken(
-    store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_the_demo_watches_on_when_the_driver_finds_its_connection_broken_while_its_stack_is_there(
+    store: Store, database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fetch, broken = asyncpg.Connection.fetch, [asyncpg.InternalClientError("cannot switch to state 12"), TimeoutError()]
 
@@ -400,6 +403,11 @@ async def test_the_demo_watches_on_when_the_driver_finds_its_connection_broken(
         return await fetch(connection, *arguments)
 
     monkeypatch.setattr(asyncpg.Connection, "fetch", breaking)
-    async with asyncio.timeout(30), aclosing(demo._watch(database_url)) as snapshots:
-        assert (await anext(snapshots)).settled == 0
-    assert broken == []
+    watching = demo._watch(Place(tmp_path), database_url)
+    async with asyncio.timeout(30), aclosing(watching) as snapshots:
+        with DataDir(tmp_path).held():
+            assert (await anext(snapshots)).settled == 0
+            assert broken == []
+        broken.append(TimeoutError())
+        with pytest.raises(PlaceError, match=f"its stack in {tmp_path} has ended"):
+            await anext(snapshots)
