@@ -19,7 +19,7 @@ from penstock.protocol.json_text import entry_text
 from penstock.protocol.requests import split_body
 from penstock.protocol.retry import Backoff
 from penstock.protocol.trace_context import of_headers
-from penstock.runtime.halving import in_halves
+from penstock.runtime.halving import SPOILING, in_halves
 from penstock.runtime.logs import log
 from penstock.runtime.tracing import active
 from penstock.settings.model import Settings
@@ -41,12 +41,16 @@ class Submitter(Consumer):
     async def commit(self, messages: Sequence[Message]) -> Uncommitted:
         left = Uncommitted()
         read: list[tuple[Message, Inbound]] = []
+
+        def put_off(message: Message, reason: PayloadUnavailable) -> None:
+            left.put_off.append(message)
+            log.warning("payload_not_kept", message_id=message.id, reason=str(reason))
+
         for message in messages:
             try:
                 read.append((message, await self._read(message, message.body)))
             except PayloadUnavailable as exc:
-                left.put_off.append(message)
-                log.warning("payload_not_kept", message_id=message.id, reason=str(exc))
+                put_off(message, exc)
 
         async def store(part: Sequence[tuple[Message, Inbound]], hurried: bool) -> None:
             await self._store_together({message.original_id: inbound for message, inbound in part}, hurried=hurried)
@@ -59,8 +63,10 @@ class Submitter(Consumer):
                 await self._store_alone(message, inbound, error)
             except (Locked, TooSlow) as exc:
                 left.add(message, exc)
+            except PayloadUnavailable as exc:  # of a result that a step of a workflow is given, or of a payload
+                put_off(message, exc)
 
-        await in_halves(read, store, leave)
+        await in_halves(read, store, leave, errors=(*SPOILING, PayloadUnavailable))
         for message in left.put_off:  # received again later, each time after a longer pause
             seconds = _PUT_OFF.delay_seconds(message.receive_count + 1)
             await self._queue.extend([message], min(int(seconds), self._queue.limits.max_extend_seconds))

@@ -18,9 +18,11 @@ from penstock.protocol.errors import Unavailable
 from penstock.protocol.record import view_of
 from penstock.protocol.task import NewTask, State
 from penstock.settings.model import Settings, load_settings
+from penstock.settings.payload_texts import new_key
 from penstock.submitter import Submitter
 from penstock.tasks import enqueue, settle
 from tests.integration.doors import postgres_away, put, rejected, request, sample
+from tests.integration.lives import Lives
 from tests.integration.rules import list_routes
 
 TaskOf = Callable[[int], Any]
@@ -155,6 +157,26 @@ async def test_a_message_whose_payload_cannot_be_stored_is_put_off_for_the_longe
     await put(inbound, request("submit:a", {"text": "x" * 2000}))
     async with Store(application_url, codec=PayloadCodec(away)) as store:
         assert await Submitter(store=store, inbound=inbound, settings=away).run_once() == 1
+    (again,) = await inbound.receive(wait_seconds=10, visibility_seconds=30)
+    assert again.receive_count == 2
+
+
+async def test_a_change_that_needs_a_result_which_cannot_be_read_holds_up_no_neighbour(
+    application_url: str, settings: Settings, inbound: SqsQueue, store: Store
+) -> None:
+    locked = load_settings(**settings.model_dump() | {"payload_keys": new_key()})
+    inbound.limits = replace(inbound.limits, max_extend_seconds=1)
+    async with Store(application_url, codec=PayloadCodec(locked)) as sealing:
+        lives = Lives(sealing, locked)
+        steps = [{"action": "a"}, {"action": "b", "after": ["a"], "results_as": "given"}]
+        workflow = await lives.create(steps=steps)
+        await lives.work(await lives.claim(), lambda action, payload: 1)
+        await lives.advance()
+        await lives.ask("workflow.cancel", id=workflow)
+    await put(inbound, request("workflow.retry", {"id": workflow}), request("submit:c", {"n": 1}))
+    without_key = Submitter(store=store, inbound=inbound, settings=settings)
+    assert await drained(without_key) == 2
+    assert [task["action"] for task in await tasks(store) if task["state"] == "SCHEDULED"] == ["c"]
     (again,) = await inbound.receive(wait_seconds=10, visibility_seconds=30)
     assert again.receive_count == 2
 
