@@ -90,6 +90,7 @@ class WorkflowRun:
         self._tenants = {workflow.id: workflow.tenant for workflow in self.held.values()}
         self.summary = AdvanceSummary()
         self._refused = False
+        self.starts = True  # False before all is cancelled: what steps would be given is not read
 
     async def advance(self) -> AdvanceSummary:
         """Apply all events and their effects."""
@@ -202,6 +203,8 @@ class WorkflowRun:
 
     async def _start(self, ready: Sequence[Any]) -> list[Any]:
         """Start steps by kind; returns those that end immediately."""
+        if not self.starts:
+            ready = [step for step in ready if step["kind"] == StepKind.JOIN]
         kinds = {kind: [step for step in ready if step["kind"] == kind] for kind in StepKind}
         tasks = kinds[StepKind.TASK]
         plain = [step for step in tasks if step["results_as"] is None and step["errors_as"] is None]

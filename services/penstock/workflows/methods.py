@@ -96,7 +96,7 @@ async def list_workflows(session: Session, given: model.WorkflowListParams) -> a
 @_change("workflow.cancel")
 async def cancel(session: Session, given: model.WorkflowCancelParams, settings: Settings) -> answers.WorkflowChanged:
     """Cancel all steps of a workflow that have not ended."""
-    run = await _hold(session, given, settings)
+    run = await _hold(session, given, settings, starts=False)
     (workflow,) = run.held.values()
     if not workflow.state.final:
         # Locked tasks cannot settle. Those that settled before are recorded first: a workflow that they end is not
@@ -150,9 +150,10 @@ async def retry(session: Session, given: model.WorkflowRetryParams, settings: Se
     return answers.WorkflowChanged(id=workflow.id, state=workflow.state, restarted=restarting)
 
 
-async def _hold(session: Session, which: model.Which, settings: Settings) -> WorkflowRun:
-    """Lock a workflow and apply its events. Raises WorkflowNotFound."""
+async def _hold(session: Session, which: model.Which, settings: Settings, *, starts: bool = True) -> WorkflowRun:
+    """Lock a workflow and apply its events. starts: also what follows. Raises WorkflowNotFound."""
     run = WorkflowRun(session, await _find(session, "hold_workflow", which), settings)
+    run.starts = starts
     await run.advance()
     return run
 

@@ -17,13 +17,15 @@ from penstock.db.pool import Store
 from penstock.db.session import Session
 from penstock.db.statements import SQL
 from penstock.limits.explain import explain
+from penstock.payloads.codec import PayloadCodec
 from penstock.protocol.answers import Cause
-from penstock.protocol.errors import InvalidParams, TooSlow, WorkflowConflict, WorkflowNotFound
+from penstock.protocol.errors import InvalidParams, PayloadUnavailable, TooSlow, WorkflowConflict, WorkflowNotFound
 from penstock.protocol.journal import Entry, StepPlace
 from penstock.protocol.reports import Failed, Hints, Report, Stepped, Succeeded, Suspended, Waiting, WaitPolicy
 from penstock.protocol.task import EXPIRED, Claimed, Failure, NewTask
 from penstock.results.apply import apply_reports
 from penstock.settings.model import Settings, load_settings
+from penstock.settings.payload_texts import new_key
 from penstock.supervisor.duties import expire_some
 from penstock.tasks import claim, enqueue, ordering, settle
 from penstock.workflows import advance
@@ -421,6 +423,20 @@ async def test_a_workflow_that_is_cancelled_is_so_at_once_and_begins_again_where
     assert (await lives.look(flow)).state == "SUCCESS"
     with pytest.raises(WorkflowConflict, match="is SUCCESS; it cannot be cancelled"):
         await lives.ask("workflow.cancel", id=flow)
+
+
+@pytest.mark.parametrize("then", [{"results_as": "given"}, {"over": "a"}])
+async def test_a_workflow_is_cancelled_though_the_result_that_its_next_step_is_given_cannot_be_read(
+    lives: Lives, application_url: str, then: Any
+) -> None:
+    workflow = await lives.create(steps=[{"action": "a"}, {"name": "b", "action": "b", "after": ["a"], **then}])
+    locked = load_settings(payload_keys=new_key())
+    async with Store(application_url, codec=PayloadCodec(locked)) as sealing:
+        await Lives(sealing, locked).work(await lives.claim(), lambda action, payload: [1])
+    with pytest.raises(PayloadUnavailable):
+        await lives.advance()
+    assert (await lives.ask("workflow.cancel", id=workflow)).state == "CANCELLED"
+    assert await lives.counts(workflow) == {"SUCCESS": 1, "CANCELLED": 1}
 
 
 async def test_a_cancel_that_meets_the_last_result_leaves_the_workflow_to_its_success(
