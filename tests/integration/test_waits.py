@@ -267,6 +267,17 @@ async def test_an_event_kept_for_one_of_two_tokens_settles_the_task(
     assert await rows(sql) == [("first run", False, False), ("second run", False, False)]
 
 
+async def test_an_event_for_the_token_of_a_second_run_is_kept_while_its_task_waits_for_that_of_the_first(
+    world: World, task_of: TaskOf
+) -> None:
+    (task,) = await claimed(world.store, NewTask("a"))
+    first, second = (make_token(task.id, task.claim) for _ in range(2))
+    await world.wait(task, first)
+    assert await world.answer(token=second, result=2) == (None, None, True, False)
+    assert (await world.wait(task, second)).succeeded == 1
+    assert json.loads((await task_of(task.id))["result"]) == 2
+
+
 async def test_a_token_made_for_one_attempt_answers_no_other(world: World, task_of: TaskOf) -> None:
     (task,) = await claimed(world.store, NewTask("a"))
     old = make_token(task.id, task.claim)

@@ -25,7 +25,6 @@ from penstock.runtime import metrics
 from penstock.runtime.halving import in_halves
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
-from penstock.tasks import settle
 from penstock.tasks.methods import check_own_task
 from penstock.tasks.params import TaskCompleteParams, TaskFailParams
 
@@ -134,7 +133,7 @@ async def _answer(session: Session, command: AnswerWait, settings: Settings) -> 
     (token,) = await session.fetch("keep_answers", [kept], [answer], [command.digest])
     pair, made_for = waits.pair_of(token), claim_of_token(command.token)
     if token["fresh"]:
-        if made_for is not None and not await settle.read_attempts(session, [made_for]):
+        if made_for is not None and not await session.fetch("find_claim_to_wait", *made_for):
             await session.fetch("forget_tokens", [kept])
             state = await _state_of(session, made_for[0])
             if state is None:

@@ -60,6 +60,11 @@ returning t.id, t.claim;
 select token, task_id, claim, deadline is not null as active, answer, digest, policy::text as policy
 from penstock.wait where token = any($1::text[]);
 
+-- name: find_claim_to_wait
+-- $1 id, $2 claim. One row while that claim runs, or waits for the token of another of its runs.
+select id from penstock.task
+where id = $1 and claim = $2 and state::text in ('ACQUIRED', 'WAITING') and claimed_at is not null;
+
 -- name: keep_answers
 -- $1 tokens (distinct), $2 answers, $3 digests. Kept where the token is not known; where it is, its row is locked and
 -- stays unchanged. Returns rows as read_tokens does, and whether each is fresh.
