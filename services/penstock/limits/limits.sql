@@ -98,9 +98,9 @@ update penstock.tenant_pace p set tokens = p.tokens + (select count(*) from unse
 where p.name = any(array(select name from tenants));
 
 -- name: note_gates
--- $1 gates, $2 tokens left or null, $3 seconds until the next look.
+-- $1 gates, $2 tokens left or null, $3 seconds until the next look, of which Postgres can count no more than 9e12.
 update penstock.gate g set tokens = n.tokens, refilled_at = now(),
-    next_at = greatest(g.held_until, now() + make_interval(secs => n.seconds))
+    next_at = greatest(g.held_until, now() + make_interval(secs => least(1e9, n.seconds)))
 from unnest($1::text[], $2::float8[], $3::float8[]) n (name, tokens, seconds)
 where g.name = n.name and g.name = any($1::text[]);
 
@@ -125,7 +125,7 @@ with looked as materialized (
                is not null as waits,
            g.held_until, greatest(g.held_until, case when g.tokens is not null and a.key_rate is not null
                 then g.refilled_at + make_interval(
-                    secs => (coalesce(a.key_burst, greatest(1, ceil(a.key_rate))) - g.tokens) / a.key_rate)
+                    secs => least(1e9, (coalesce(a.key_burst, greatest(1, ceil(a.key_rate))) - g.tokens) / a.key_rate))
                 else now() end) as full_at
     from penstock.gate g left join penstock.action a on a.name = g.action
     where g.name = any($1::text[])

@@ -103,4 +103,4 @@ delete from penstock.tenant_pace where name in (
         for update of p skip locked
     ) idle
     where tokens is null or rate is null
-       or refilled_at + make_interval(secs => greatest(0, coalesce(burst, greatest(1, ceil(rate))) - tokens) / rate) < now());
+       or refilled_at + make_interval(secs => least(1e9, greatest(0, coalesce(burst, greatest(1, ceil(rate))) - tokens) / rate)) < now());

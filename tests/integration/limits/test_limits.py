@@ -569,6 +569,27 @@ async def test_a_start_that_could_not_be_sent_is_given_back_to_the_rate(
     assert len(sent.pairs) == 2
 
 
+@pytest.mark.parametrize("whose", ["key", "tenant"])
+async def test_a_rate_of_one_in_many_thousand_years_holds_up_no_other_task(
+    scheduler: Scheduler, store: Store, outbound: SqsQueue, sent: Outbound, whose: str
+) -> None:
+    if whose == "tenant":
+        async with store.transaction() as session:
+            await set_tenant(session, "slow", {"rate": 1e-14})
+            await set_tenant(session, "acme", {"max_in_flight": 5})
+    else:
+        await limit(store, "mail", key_rate=1e-14)
+        await enqueue(store, NewTask("mail", limit_key="once"))
+    await enqueue(store, *(NewTask("mail", limit_key="k", tenant="slow") for _ in range(3)))
+    await run_until_idle(scheduler)
+    await enqueue(store, NewTask("mail", limit_key="k", tenant="acme"))
+    await run_until_idle(scheduler)
+    assert len(sent.pairs) == (2 if whose == "tenant" else 3)
+    async with store.transaction() as session:
+        await session._connection.execute("delete from penstock.gate")  # as once nothing stands at it any more
+    await LimitUpkeep(store=store, outbound=outbound, open_queue=lambda _name, _label: outbound).run_once()
+
+
 async def test_a_rate_by_key_is_each_keys_own(scheduler: Scheduler, store: Store, sent: Outbound) -> None:
     await limit(store, "mail", key_rate=0.01, key_burst=2)
     ids = await enqueue(store, *(NewTask("mail") for _ in range(12)))
