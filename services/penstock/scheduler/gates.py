@@ -145,6 +145,8 @@ class Gates:
                 in_flight = await session.value("count_gated", action, limits["max_in_flight"])
             whole = allowance(limits, in_flight, self.at_once)
             if not whole.tasks:
+                if whole.tokens is not None and (limits["refilled_at"] or limits["at"]) > limits["at"]:
+                    await session.fetch("note_action", action, whole.tokens)  # the clock went back: refill from now on
                 self._rest(rule, whole.retry_seconds)
                 return 0
             found = await session.fetch("lock_gates", action, _GATES_AT_ONCE)

@@ -534,6 +534,33 @@ async def test_a_changed_rate_holds_at_once_though_the_old_one_is_used_up(
     assert len(sent.pairs) == 3
 
 
+@pytest.mark.parametrize("whose", ["action", "key", "tenant"])
+async def test_a_rate_goes_on_after_the_clock_of_the_database_was_set_back(
+    scheduler: Scheduler, store: Store, sent: Outbound, whose: str
+) -> None:
+    if whose == "tenant":
+        async with store.transaction() as session:
+            await set_tenant(session, "acme", {"rate": 20.0, "burst": 1})
+    else:
+        await limit(
+            store, "mail", **({"rate": 20.0, "burst": 1} if whose == "action" else {"key_rate": 20.0, "key_burst": 1})
+        )
+    await enqueue(store, *(NewTask("mail", limit_key="k", tenant="acme") for _ in range(2)))
+    async with asyncio.timeout(20):
+        while len(sent.pairs) < 2:
+            await scheduler.run_once()
+    async with store.transaction() as session:
+        await session._connection.execute(
+            "update penstock.action set tokens = 0, refilled_at = now() + interval '1 hour' where tokens is not null;"
+            "update penstock.gate set tokens = 0, refilled_at = now() + interval '1 hour' where tokens is not null;"
+            "update penstock.tenant_pace set tokens = 0, refilled_at = now() + interval '1 hour'"
+        )
+    await enqueue(store, *(NewTask("mail", limit_key="k", tenant="acme") for _ in range(2)))
+    async with asyncio.timeout(20):
+        while len(sent.pairs) < 4:
+            await scheduler.run_once()
+
+
 @pytest.mark.parametrize("whose", ["action", "action at once", "refused", "key", "tenant"])
 async def test_a_start_that_could_not_be_sent_is_given_back_to_the_rate(
     scheduler: Scheduler, store: Store, sent: Outbound, monkeypatch: pytest.MonkeyPatch, whose: str
