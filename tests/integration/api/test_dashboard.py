@@ -345,6 +345,8 @@ async def test_the_header_finds_ids_keys_labels_and_names(store: Store, browser:
     assert await found("MAIL") == {"/tasks?action=send-mail", "/schedules/nightly%20Mail%2F1", f"/workflows/{flow.id}"}
     assert await found("w-7") == {f"/workflows/{flow.id}"}
     assert await found("nothing") == set()
+    for none_has in ("a = b", "=", "x=" + 300 * "y", 500 * "\U0001f426"):
+        assert await found(none_has) == set()
     assert (await browser.http.get(f"/search?q={two}")).headers["location"] == f"/tasks/{two}"
     assert 'action="/search"' in await browser.get("/audit")
 

@@ -1,6 +1,7 @@
 """What each page but the overview reads: the answers of JSON-RPC methods, and the instants of a task."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -85,17 +86,22 @@ async def load_search(request: PageRequest) -> dict[str, Any]:
             await request.call("status", id=wanted)
             return {"redirect": f"/tasks/{wanted}"}
 
+    async def tasks(**filters: Any) -> Sequence[Any]:
+        with suppress(InvalidParams):  # no task has such a key or label
+            return (await request.call("list", limit=HITS, **filters)).tasks  # type: ignore[no-any-return]
+        return ()
+
     name = wanted.casefold()
     by_key, by_label, stats, schedules, workflows = await asyncio.gather(
-        request.call("list", limit=HITS, key=wanted[:KEY_MAX_CHARS]),
-        request.call("list", limit=HITS, labels=labels_of(wanted)) if "=" in wanted else asyncio.sleep(0),
+        tasks(key=wanted[:KEY_MAX_CHARS]),
+        tasks(labels=labels_of(wanted)) if "=" in wanted else asyncio.sleep(0, ()),
         request.call("stats"),
         request.call("schedule.list", limit=NAMED),
         request.call("workflow.list", limit=NAMED),
     )
     return page | {
-        "by_key": by_key.tasks,
-        "by_label": by_label.tasks if by_label else [],
+        "by_key": by_key,
+        "by_label": by_label,
         "actions": [one for one in stats.actions if name in one.casefold()],
         "schedules": [one for one in schedules.schedules if name in one.name.casefold()],
         "workflows": [
