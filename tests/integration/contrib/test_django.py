@@ -283,6 +283,16 @@ def test_a_lost_worker_is_a_failure_without_a_class_of_its_own() -> None:
     assert (error.exception_class, error.traceback) == (penstock.TaskFailed, "StaleTask: no heartbeat\n")
 
 
+@pytest.mark.parametrize("data", ["no object", {"type": 5}, {"type": None, "traceback": ["line"]}])
+def test_a_failure_may_have_data_of_any_kind(data: Any) -> None:
+    from penstock.contrib.django.backend import _error
+    from penstock.protocol.answers import Failure
+
+    given = {"code": 1, "message": "no", "data": data}
+    error = _error(Failure({"attempt": 1, "claim": 1, "at": "2030-01-01T00:00:00Z", "error": given, "worker": None}))
+    assert (error.exception_class, error.traceback) == (penstock.TaskFailed, "no\n")
+
+
 def test_coroutines_and_arguments_of_every_kind(
     shop: SimpleNamespace, more: ModuleType, penstock_pipeline: Pipeline
 ) -> None:

@@ -287,8 +287,10 @@ def _instant(text: str) -> datetime:
 
 def _error(failure: Failure) -> TaskError:
     """Of a failure without an exception, such as a worker's death, the class is `penstock.TaskFailed`."""
-    data = failure.error.get("data") or {}
-    name, shown = data.get("type", ""), data.get("traceback") or f"{failure.error.get('message', '')}\n"
+    data = failure.error.get("data")
+    given = data if isinstance(data, dict) else {}  # by workers and answers of any kind
+    name, trace = (one if isinstance(one, str) else "" for one in map(given.get, ("type", "traceback")))
+    shown = trace or f"{failure.error.get('message', '')}\n"
     # The last line of a traceback has the module of the class too.
     found = re.findall(rf"^((?:\w+\.)+{re.escape(name)})(?::|$)", shown, re.MULTILINE) if name else []
     if found:
