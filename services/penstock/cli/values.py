@@ -20,10 +20,10 @@ _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 def duration(text: str) -> float:
     """Seconds, given as a number or with units: 90, 10s, 5m, 1h30m, 2d. Raises typer.BadParameter."""
     parts = _PART.findall(text)
-    if parts and "".join(number + unit for number, unit in parts) == text:
-        return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)
+    is_in_units = bool(parts) and "".join(number + unit for number, unit in parts) == text
     with suppress(ValueError):
-        if 0 <= (seconds := float(text)) < math.inf:
+        seconds = sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts) if is_in_units else float(text)
+        if 0 <= seconds < math.inf:
             return seconds
     raise typer.BadParameter(f"{text!r} is not a duration: give seconds, or units as in 10s, 5m, 1h30m, 2d")
 

@@ -68,6 +68,11 @@ def test_values_become_those_of_the_api() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("text", ["5x", "-1", "nan", 400 * "9", 400 * "9" + "d"])
+def test_what_is_no_duration_is_said(text: str) -> None:
+    assert "is not a duration" in call("x", "--delay", text)
+
+
 @pytest.mark.parametrize("word", ["What it is called.", "Its colour.", "How many.", "Maximum number of things."])
 def test_the_description_of_a_parameter_is_its_help(word: str) -> None:
     assert word in call("--help")
