@@ -87,7 +87,7 @@ class InboundClient(WaitAnswers[AsyncNothing]):
         for task in tasks:
             given.append(params := {**task})
             text = dumps(task.get("payload", {})) if self._codec.is_on else ""
-            if self._codec.encrypts or self._codec.is_large(text):
+            if in_process.substitute is None and (self._codec.encrypts or self._codec.is_large(text)):
                 sealed = await self._codec.offer(text, offered_aad(task["action"], task.get("tenant")))
                 others = {name: value for name, value in task.items() if name != "payload"}
                 params = others | {"sealed_payload": json.loads(sealed)}

@@ -16,6 +16,7 @@ from penstock import AsyncClient, Call, Client, Context
 from penstock.protocol import in_process
 from penstock.protocol.reports import make_token
 from penstock.settings.model import load_settings
+from penstock.settings.payload_texts import new_key
 from penstock.testing.faults import ALONE, WorkerCrash
 from penstock.testing.inline import Inline, InlineTask
 from penstock.worker.handlers.actions import Registry, action
@@ -98,6 +99,13 @@ async def test_a_task_without_labels_is_shown_as_by_the_api(inline: Inline) -> N
     async with AsyncClient() as client:
         await client.enqueue("note", {"n": 1})
         assert (await client.status(1, detail=True)).labels == {}
+
+
+async def test_a_payload_that_a_client_would_encrypt_arrives(inline: Inline) -> None:
+    payloads = load_settings(payload_keys=new_key())
+    async with penstock.InboundClient("any", payloads=payloads) as inbound:
+        await inbound.enqueue("note", {"n": 1})
+    assert [task.payload for task in inline.tasks] == [{"n": 1}]
 
 
 async def test_a_unique_key_decides_as_in_production(inline: Inline) -> None:
