@@ -382,16 +382,18 @@ class Inline:
 
     def _holder(self, new: NewTask, now: datetime) -> InlineTask | None:
         """The task that keeps its unique key from a new one."""
+        task = self._last_with_key(new)
+        if task is None or new.unique == "retained" or (new.unique == "live" and not task.state.final):
+            return task
+        age = (now - task.created_at).total_seconds()
+        return task if isinstance(new.unique, float | int) and age < new.unique else None
+
+    def _last_with_key(self, new: NewTask) -> InlineTask | None:
+        """The task that took its unique key last."""
         if new.unique_key is None:
             return None
-        for task in reversed(self.tasks):
-            other = task.new
-            if (other.tenant, other.action, other.unique_key) == (new.tenant, new.action, new.unique_key):
-                if new.unique == "retained" or (new.unique == "live" and not task.state.final):
-                    return task
-                age = (now - task.created_at).total_seconds()
-                return task if isinstance(new.unique, float | int) and age < new.unique else None
-        return None
+        key, others = (new.tenant, new.action, new.unique_key), reversed(self.tasks)
+        return next((one for one in others if (one.new.tenant, one.action, one.new.unique_key) == key), None)
 
     # In the place of the api, the database's function and the inbound queue
 
@@ -506,6 +508,9 @@ class Inline:
         task = self._find(int(command.id))
         if task.state not in (State.CRITICAL_ERROR, State.CANCELLED):
             raise errors.StateConflict(task.id, task.state, "retried")
+        if (holder := self._last_with_key(task.new) or task) is not task:
+            reason = f", as task {holder.id} now has its unique key"
+            raise errors.StateConflict(task.id, task.state, "retried", reason, holder=holder.id)
         first = next((one.entry.position for one in task.steps.values() if one.entry.label == command.from_step), None)
         if command.from_step is not None and first is None:
             raise errors.InvalidParams("from_step", f"names no durable step of task {task.id}")

@@ -485,6 +485,18 @@ async def test_a_task_that_has_begun_its_steps_does_not_expire(monkeypatch: pyte
     assert (inline.tasks[0].state, inline.tasks[0].result) == ("SUCCESS", 7)
 
 
+async def test_a_task_whose_unique_key_another_has_taken_is_not_retried(inline: Inline) -> None:
+    async with AsyncClient() as client:
+        ids = []
+        for n in range(2):
+            ids.append((await client.enqueue("note", {"n": n}, unique_key="k", unique="live")).id)
+            await client.cancel(ids[n])
+        with pytest.raises(penstock.StateConflict, match="now has its unique key") as refused:
+            await client.retry(ids[0])
+        assert refused.value.data["holder"] == ids[1]
+        assert (await client.retry(ids[1])).state == "SCHEDULED"
+
+
 async def test_a_retry_forgets_an_expiry_that_has_passed(inline: Inline, ran: Ran) -> None:
     async with AsyncClient() as client:
         task = await client.enqueue("note", {"n": 1}, delay=60, expires_in=30)
