@@ -26,6 +26,8 @@ def query_of(url: str) -> dict[str, str]:
 
 def named_url(entry: str) -> tuple[str, str]:
     """Name and URL; the name is empty where the URL stands alone. Raises ValueError."""
+    if "@" in entry:
+        raise ValueError("must hold no user and no password, for it is shown in the dashboard")
     name, _, url = ("", "", entry) if entry.startswith(HTTP) else entry.partition("=")
     try:
         is_url = url.startswith(HTTP) and urlsplit(url).hostname and urlsplit(url).port != 0

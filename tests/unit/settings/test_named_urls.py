@@ -30,3 +30,10 @@ def test_what_is_none_is_an_error_that_shows_it(entry: str) -> None:
     with pytest.raises(SettingsError, match="PENSTOCK_DASHBOARD_PROCESSES") as caught:
         load_settings(dashboard_processes=entry)
     assert entry[:100] in str(caught.value)
+
+
+@pytest.mark.parametrize("entry", ["http://me:secret@host:1", "a=https://me:secret@host:1"])
+def test_a_password_is_refused_and_not_shown(entry: str) -> None:
+    with pytest.raises(SettingsError, match="no user and no password") as caught:
+        load_settings(dashboard_processes=entry)
+    assert "secret" not in str(caught.value)
