@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock import AsyncClient, Call, Client, Context
-from penstock.protocol import in_process
+from penstock.protocol import errors, in_process
 from penstock.protocol.reports import make_token
 from penstock.settings.model import load_settings
 from penstock.settings.payload_texts import new_key
@@ -106,6 +106,13 @@ async def test_a_payload_that_a_client_would_encrypt_arrives(inline: Inline) -> 
     async with penstock.InboundClient("any", payloads=payloads) as inbound:
         await inbound.enqueue("note", {"n": 1})
     assert [task.payload for task in inline.tasks] == [{"n": 1}]
+
+
+async def test_no_test_reads_the_events_of_an_api(inline: Inline) -> None:
+    async with AsyncClient(timeout=0.1) as client:
+        await client.enqueue("note", {"n": 1})
+        with pytest.raises(errors.MethodNotFound, match="no stream of events"):
+            await anext(client.events(1))
 
 
 async def test_a_unique_key_decides_as_in_production(inline: Inline) -> None:
