@@ -198,7 +198,8 @@ class Inline:
         with self._lock:
             yield
             for key, task_id in list(self._heads.items()):
-                if self._tasks[task_id].state.final:
+                state, holds = self._tasks[task_id].state, self._settings.holds_ordering_keys
+                if state.final and not (holds and state is State.CRITICAL_ERROR):
                     del self._heads[key]
             for task in self.tasks:
                 if task.is_behind:

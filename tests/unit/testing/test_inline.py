@@ -210,6 +210,19 @@ async def test_a_task_waits_behind_an_unsettled_one_of_its_ordering_key(inline: 
     assert [n for n, *_ in ran] == [4, 2, 1, 3]
 
 
+async def test_a_failed_task_holds_its_ordering_key_where_the_settings_say_so(inline: Inline, ran: Ran) -> None:
+    inline._settings = load_settings(**ALONE, ordering_on_critical_error="hold")
+    inline.fail("note")
+    async with AsyncClient() as client:
+        first = await client.enqueue("note", {"n": 1}, ordering_key="k", max_attempts=1)
+        second = await client.enqueue("note", {"n": 2}, ordering_key="k")
+        await inline.drain()
+        assert [(await client.status(one.id)).state for one in (first, second)] == ["CRITICAL_ERROR", "WAITING"]
+        assert (await client.retry(first.id)).state == "SCHEDULED"
+        await inline.drain()
+    assert [n for n, *_ in ran] == [1, 2]
+
+
 async def test_spawned_tasks_batches_and_plain_functions(inline: Inline, ran: Ran) -> None:
     await penstock.enqueue(None, "parent", {"count": 2})
     assert [task.action for task in await inline.drain()] == ["parent", "note", "note"]
