@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock import Call, Context, Fail, Retry, Wait, action, inject, lifespan
 from penstock.protocol import trace_context
+from penstock.worker.leases import Lease
 from penstock.worker.processes import child
 
 log = logging.getLogger(__name__)
@@ -192,6 +193,17 @@ def by_steps(ctx: Context, size: int = 1) -> None:
 @action(process=True)
 async def by_awaited_steps(ctx: Context) -> Any:
     return [await ctx.step("first", os.getpid), await ctx.step("second", os.getpid), os.getpid()]
+
+
+@action(process=True)
+def step_once_extended(ctx: Context) -> int:
+    assert isinstance(ctx.lease, Lease)
+    until = ctx.lease.until
+    ctx.progress_sync(50)
+    while ctx.lease.until == until:
+        time.sleep(0.02)
+    pid: int = ctx.step_sync("late", os.getpid)
+    return pid
 
 
 @action(process=True, output="logs")

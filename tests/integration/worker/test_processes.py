@@ -609,6 +609,18 @@ async def test_steps_of_a_child_are_reported_by_the_worker(bench: Bench) -> None
     assert [entry.name for entry in outcomes[3].steps] == ["first", "second"]
 
 
+async def test_no_step_begins_in_a_child_once_the_lease_has_ended_though_it_was_extended_since(bench: Bench) -> None:
+    await send(bench, ("step_once_extended", {}))
+    async with working(bench) as worker:
+        await bench.until(lambda: any(sign.detail for sign in bench.signs(1)), "the handler to begin")
+        (attempt,) = worker._runner.attempts()
+        attempt.lease.until = 0.0  # as of a process that was frozen
+        await worker._leases._extend([attempt.lease], bench.outbound)
+        assert attempt.lease.until > 0.0
+        await bench.until(lambda: any(isinstance(one, Suspended) for one in bench.reports), "the suspension")
+    assert not any(isinstance(one, Stepped) for one in bench.reports)
+
+
 async def test_a_child_that_ended_before_it_was_heard_to_be_ready_is_replaced(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ class ProcessPool:
         try:
             trace = unit.span and unit.span.context
             tasks = [
-                (one.claim_id, bytes(one.params), one.tenant, one.is_redelivered, one.journal, one.lease.until)
+                (one.claim_id, bytes(one.params), one.tenant, one.is_redelivered, one.journal, _until(one))
                 for one in unit.attempts
             ]
             child.send("call", action, unit.limit_seconds, tasks, trace and trace.headers)
@@ -214,11 +214,16 @@ class ProcessPool:
 
 async def _report_losses(child: Child, attempts: Sequence[Attempt]) -> None:
     """Report to a child which claims and leases of its tasks are lost, and until when the leases hold."""
-    known = {attempt: (False, False, attempt.lease.until) for attempt in attempts}
+    known = {attempt: (False, False, _until(attempt)) for attempt in attempts}
     while True:
         await asyncio.sleep(0.5)
         for attempt in attempts:
-            lost = attempt.is_lost, attempt.lease.lost, attempt.lease.until
+            lost = attempt.is_lost, attempt.lease.lost, _until(attempt)
             if lost != known[attempt]:
                 known[attempt] = lost
                 child.send("lost", attempt.claim_id, *lost)
+
+
+def _until(attempt: Attempt) -> float:
+    """When the lease ends; 0 once it has lapsed, also if it was extended since: a child begins no step then."""
+    return attempt.lease.until if attempt.lease.is_unbroken() else 0.0
