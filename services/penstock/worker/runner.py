@@ -6,7 +6,7 @@ import inspect
 import math
 import threading
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -439,7 +439,8 @@ class Runner:
             answer: Answer = (await store_result(self.codec, attempt.claim, attempt.large), None)
         except Exception as exc:
             answer = responses.failure_answer(attempt.claim_id, attempt.handler, exc)
-        self._settle(unit, attempt, answer)
+        if not attempt.answered:  # an overdue call may end while its results are stored
+            self._settle(unit, attempt, answer)
 
     def _fail(self, unit: Unit, exc: BaseException) -> None:
         """Answer the attempts without a response by what ended the call."""
@@ -474,9 +475,7 @@ class Runner:
             elif kind == "output":
                 self.send_output(attempt, *content)
             elif kind == "step":
-                recording = self._loop.create_task(self._keep_step(child, attempt, *content))
-                self._recordings.add(recording)
-                recording.add_done_callback(self._recordings.discard)
+                self._keep_running(self._keep_step(child, attempt, *content))
             else:
                 text, problem, sleep = content
                 for attempt in attempts[claim_id]:  # at once: the child may hang behind its answers, as in a destructor
@@ -497,6 +496,11 @@ class Runner:
             for attempt in alone:
                 attempt.end_span("ProcessDied")
             self._waiting_for_process.extend(map(Batch.of, alone))
+
+    def _keep_running(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._recordings.add(task)
+        task.add_done_callback(self._recordings.discard)
 
     async def _keep_step(self, child: Child, attempt: Attempt, number: int, report: str) -> None:
         """Report a step that has finished in a child."""
@@ -585,6 +589,15 @@ class Runner:
             return
         hint = "it goes on beside the others; do not swallow CancelledError"
         log.warning("task_ignores_cancel", **unit.log_fields(), hint=hint)
+        if any(attempt.large and not attempt.answered for attempt in unit.attempts):
+            unit.deadline = math.inf
+            self._keep_running(self._finish_stored(unit))
+        else:
+            self._finish_overdue(unit)
+
+    async def _finish_stored(self, unit: Unit) -> None:
+        """Keep the large results that a call gave early, before it is answered beside its handler."""
+        await self._store_large(unit)
         self._finish_overdue(unit)
 
     def _finish_overdue(self, unit: Unit) -> None:

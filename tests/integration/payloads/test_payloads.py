@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, nullcontext, suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -191,6 +191,28 @@ async def test_a_large_result_that_was_given_early_is_kept_though_the_call_fails
     async with plant(with_bucket(settings, s3), registry) as pipe:
         task = await pipe.call("enqueue", action="early", payload=LARGE)
         await pipe.work()
+        shown = await pipe.status(task["id"])
+        assert (shown["state"], shown["result"]) == ("SUCCESS", {"echo": LARGE["text"]})
+
+
+async def test_a_large_result_that_was_given_early_is_kept_though_the_call_ignores_its_time_limit(
+    settings: Settings, s3: S3Bucket, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.worker.runner._CANCEL_SECONDS", 0.2)
+    over = asyncio.Event()
+
+    @action("early", batch=10, linger=0.01, timeout=0.5, registry=registry)
+    async def early(calls: list[Call[dict[str, str]]]) -> list[Any]:
+        calls[0].answer({"echo": calls[0].params["text"]})
+        with suppress(asyncio.CancelledError):
+            await over.wait()
+        await over.wait()
+        return [None for _ in calls]
+
+    async with plant(with_bucket(settings, s3), registry) as pipe:
+        task = await pipe.call("enqueue", action="early", payload=LARGE)
+        await pipe.work()
+        over.set()
         shown = await pipe.status(task["id"])
         assert (shown["state"], shown["result"]) == ("SUCCESS", {"echo": LARGE["text"]})
 
