@@ -58,9 +58,9 @@ async def create(http: httpx.AsyncClient, body: Any = GOOD, **headers: str) -> t
     return response.status_code, response.text
 
 
-async def cancel(http: httpx.AsyncClient, client: Any = "c", key: Any = "k") -> tuple[int, str]:
+async def cancel(http: httpx.AsyncClient, client: Any = "c", key: Any = "k", **headers: str) -> tuple[int, str]:
     body = json.dumps({"clientId": client, "scheduleKey": key})
-    response = await http.request("DELETE", "/schedule", content=body, headers=JSON)
+    response = await http.request("DELETE", "/schedule", content=body, headers=JSON | headers)
     return response.status_code, response.text
 
 
@@ -206,14 +206,18 @@ async def test_with_keys_it_asks_for_one_that_may_enqueue(store: Store, clockwor
         assert await create(http, **{"X-API-Key": "enqueue" * 10}) == (200, "o")
 
 
-async def test_a_key_for_other_actions_makes_no_record(store: Store, clockwork_settings: Settings) -> None:
+async def test_a_key_for_other_actions_makes_and_cancels_no_record(store: Store, clockwork_settings: Settings) -> None:
     async with store.session() as session:
-        given = CreateKey("mail", [Permission.ENQUEUE], actions=["mail.*"])
-        made = await create_key(session, given)
+        made = await create_key(session, CreateKey("mail", [Permission.ENQUEUE], actions=["mail.*"]))
+        kafka = await create_key(session, CreateKey("kafka", [Permission.ENQUEUE], actions=["kafka.publish"]))
     assert made is not None
+    assert kafka is not None
     settings = clockwork_settings.model_copy(update={"api_require_keys": True})
     async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url) as http:
         assert (await create(http, **{"X-API-Key": made.key}))[0] == 403
+        assert await create(http, **{"X-API-Key": kafka.key}) == (200, "o")
+        assert (await cancel(http, **{"X-API-Key": made.key}))[0] == 403
+        assert await cancel(http, **{"X-API-Key": kafka.key}) == (200, "k")
 
 
 async def test_clients_of_an_allowed_network_need_no_key(store: Store, clockwork_settings: Settings) -> None:

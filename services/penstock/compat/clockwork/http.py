@@ -69,7 +69,7 @@ class Clockwork(Part):
         if not self._needs_no_key(request.headers, address_of(request)):
             caller = self._authenticator.admit_request(request)
             caller.check(Permission.ENQUEUE)
-            if request.method == "POST" and not may_enqueue(ACTION, caller.actions, caller.tenant):
+            if not may_enqueue(ACTION, caller.actions, caller.tenant):
                 raise AccessDenied(403, f"Not permitted: this API key may not enqueue {ACTION}", {"actions": [ACTION]})
             caller.charge(1)
         request.scope[ADMITTED] = True
