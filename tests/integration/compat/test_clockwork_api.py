@@ -161,6 +161,20 @@ async def test_other_contents_are_rejected_where_the_setting_says_so(
     assert len(await armed(sql)) == 1
 
 
+async def test_a_repeat_of_any_stored_schedule_is_dropped_where_others_are_rejected(
+    store: Store, clockwork_settings: Settings, sql: Any
+) -> None:
+    kept = [GOOD | {"scheduleTime": FUTURE_MS + number} for number in range(3)]
+    async with running(store, clockwork_settings) as api, httpx.AsyncClient(base_url=api.url) as http:
+        for body in kept:
+            assert await create(http, body) == (200, "o")
+    settings = clockwork_settings.model_copy(update={"clockwork_same_key": "reject"})
+    async with running(store, settings) as api, httpx.AsyncClient(base_url=api.url) as http:
+        assert [await create(http, body) for body in kept] == [(200, "o")] * 3
+        assert (await create(http, GOOD | {"scheduleTime": 1}))[0] == 400
+    assert len(await armed(sql)) == 3
+
+
 @pytest.mark.parametrize(
     "text", ["nul \0 in it", "\uffff \ufffe é 😀 \u2028", "\x01"], ids=["nul", "unicode", "control"]
 )

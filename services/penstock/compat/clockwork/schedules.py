@@ -102,8 +102,10 @@ async def create_schedules(session: Session, wanted: Sequence[DelayedRecord], se
     if settings.clockwork_same_key == "reject":  # a record of a known key with other contents
         keys = [one.key for one in wanted]
         await session.fetch("lock_delayed_record_keys", [SOURCE] * len(keys), keys)
-        taken = {row["key"]: row["variant"] for row in await session.fetch("find_delayed_records", SOURCE, keys)}
-        accepted = [one for one in wanted if taken.setdefault(one.key, one.variant) == one.variant]
+        taken: dict[bytes, set[bytes]] = {}  # several where the setting was another one
+        for row in await session.fetch("find_delayed_records", SOURCE, keys):
+            taken.setdefault(row["key"], set()).add(row["variant"])
+        accepted = [one for one in wanted if one.variant in taken.setdefault(one.key, {one.variant})]
         metrics.DELAYED_RECORD_CHANGES.labels(SOURCE, "refused").inc(len(wanted) - len(accepted))
     chosen = {(one.key, one.variant): one for one in accepted}
     await delayed_records.put(session, list(chosen.values()), replaces=False)
