@@ -267,7 +267,7 @@ async def test_nobody_serves_it_unless_asked(store: Store, settings: Settings) -
 
 
 async def test_what_went_wrong_on_our_side_is_400_too(
-    http: httpx.AsyncClient, store: Store, monkeypatch: pytest.MonkeyPatch
+    http: httpx.AsyncClient, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from penstock.protocol.errors import Unavailable
 
@@ -276,6 +276,10 @@ async def test_what_went_wrong_on_our_side_is_400_too(
 
     monkeypatch.setattr(store, "transaction", away)
     assert await create(http) == (400, "Unknown exception")
+    assert await cancel(http) == (400, "Unknown exception")
+    failed = [record for record in caplog.records if "clockwork_failed" in record.getMessage()]
+    assert [(record.levelname, "as if Postgres" in record.getMessage()) for record in failed] == [("WARNING", True)] * 2
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_port_that_is_taken_is_told_by_its_setting(store: Store, clockwork_settings: Settings) -> None:

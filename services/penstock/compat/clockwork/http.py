@@ -22,7 +22,7 @@ from penstock.compat.delayed_records import ACTION, cancel
 from penstock.db.notify import DELAYED_RECORDS, Notifier
 from penstock.db.pool import Store
 from penstock.protocol.api_key import Permission, may_enqueue
-from penstock.protocol.errors import AccessDenied, Refused, RpcError
+from penstock.protocol.errors import AccessDenied, Refused, RpcError, Unavailable
 from penstock.runtime import metrics
 from penstock.runtime.logs import log
 from penstock.settings.model import Settings
@@ -58,6 +58,9 @@ class Clockwork(Part):
         except (schedules.BadRequest, schedules.IllegalArgument, Refused) as exc:
             log.info("clockwork_refused", method=request.method, reason=str(exc))
             text = "" if isinstance(exc, schedules.BadRequest) else "Illegal argument provided"
+        except Unavailable as exc:
+            log.warning("clockwork_failed", method=request.method, reason=str(exc))
+            text = "Unknown exception"
         except Exception as exc:
             log.exception("clockwork_failed", method=request.method, error=type(exc).__name__)
             text = "Unknown exception"
